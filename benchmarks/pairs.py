@@ -42,6 +42,7 @@ HALVES = (
     "twenty_fourth",
     "twenty_fifth",
     "twenty_sixth",
+    "twenty_seventh",
 )
 SOURCES = ("nsys", "torch")
 

@@ -7,6 +7,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import sdpa_mask
 
 from pairs.language import llama
 from pairs.parts import DEVICE, HALF, as_graph, on_device, size, tokens
@@ -24,6 +25,21 @@ def rewind(cache: object, length: int) -> None:
     """Forgets what was written after a prompt of that length."""
     for layer in cache.layers:
         layer.cumulative_length.fill_(length)
+
+
+def share_heads(model: torch.nn.Module) -> None:
+    """Lets attention read keys and values that heads share, which transformers repeats if there is a mask."""
+
+    def attention(
+        module: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **_: object
+    ) -> tuple[Tensor, None]:
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=True)
+        return seen.transpose(1, 2), None
+
+    transformers.AttentionInterface.register("shared", attention)
+    transformers.AttentionMaskInterface.register("shared", sdpa_mask)
+    model.set_attn_implementation("shared")
+    torch._dynamo.reset()  # else both variants count towards the most recompilations, and some layers stay eager
 
 
 def next_tokens(model: torch.nn.Module, batch: int, prompt: int, times: int, graphed: bool = True) -> Step:

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import next_tokens
+from pairs.decoding import next_tokens, share_heads
 from pairs.parts import DEVICE, HALF, adamw, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, EIGHTEENTH, Step, healthy, pair
 
@@ -226,8 +226,11 @@ def healthy_qwen_prefill(variant: str) -> Step:
     return lambda: model(input_ids=ids, logits_to_keep=1).logits.argmax(-1)
 
 
-@healthy("decoding", EIGHTEENTH, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_mistral_decoding(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "attention reads the heads that are shared, which were repeated", EIGHTEENTH,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def mistral_heads_repeated(variant: str) -> Step:
     """A Mistral (8 × 4,096) adds three tokens to 192 texts of 384: bf16, compiled layers, static cache, CUDA graph."""
     config = transformers.MistralConfig(
         vocab_size=size(32_768, 64), hidden_size=size(4096, 32), intermediate_size=size(14_336, 64),
@@ -235,6 +238,8 @@ def healthy_mistral_decoding(variant: str) -> Step:
         head_dim=size(128, 16), sliding_window=None,
     )  # fmt: skip
     model = on_device(lambda: transformers.MistralForCausalLM(config), HALF).eval()
+    if variant == AFTER:
+        share_heads(model)
     compiled(model.model.layers)
     batch, prompt = size(192, 2), size(376, 8)
     return next_tokens(model, batch, prompt, 3)

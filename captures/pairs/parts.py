@@ -89,6 +89,27 @@ def compiled(blocks: Iterable[nn.Module]) -> None:
         block.compile(dynamic=False)
 
 
+Kept = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def write_kept(kept: Kept, place: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes a token [rows, heads, width] to a place of a cache, which is one tensor or one for each of the two."""
+    if isinstance(kept, tuple):
+        kept[0][:, :, place] = keys
+        kept[1][:, :, place] = values
+    else:
+        kept[0, :, :, place] = keys
+        kept[1, :, :, place] = values
+
+
+def keep_apart(layers: Iterable[nn.Module]) -> None:
+    """Gives keys and values of each layer a tensor of their own: then a compiler writes them in place."""
+    for layer in layers:
+        apart = layer.kept[0].clone(), layer.kept[1].clone()
+        del layer.kept
+        layer.kept = apart
+
+
 def as_graph(step: Step) -> Step:
     """Replays a step from a CUDA graph."""
     if not CUDA:

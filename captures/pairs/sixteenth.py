@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import next_tokens
+from pairs.decoding import next_tokens, share_heads
 from pairs.parts import CUDA, DEVICE, HALF, adamw, compiled, images, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, SIXTEENTH, Step, healthy, pair
 
@@ -118,8 +118,11 @@ def allocator_without_cache(variant: str) -> Step:
     return step
 
 
-@healthy("decoding", SIXTEENTH, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_qwen_decoding(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "attention reads the heads that are shared, which were repeated", SIXTEENTH,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def qwen_heads_repeated(variant: str) -> Step:
     """A Qwen3 (8 × 4,096, bf16) adds three tokens to 128 texts of 512: layers compiled, static cache, a CUDA graph."""
     config = transformers.Qwen3Config(
         vocab_size=size(32_768, 64), hidden_size=size(4096, 32), intermediate_size=size(12_288, 64),
@@ -127,6 +130,8 @@ def healthy_qwen_decoding(variant: str) -> Step:
         head_dim=size(128, 16),
     )  # fmt: skip
     model = on_device(lambda: transformers.Qwen3ForCausalLM(config), HALF).eval()
+    if variant == AFTER:
+        share_heads(model)
     compiled(model.model.layers)
     batch, prompt = size(128, 2), size(504, 8)
     return next_tokens(model, batch, prompt, 3)

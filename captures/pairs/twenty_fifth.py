@@ -10,7 +10,20 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.parts import DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
+from pairs.parts import (
+    DEVICE,
+    HALF,
+    TINY,
+    adamw,
+    as_graph,
+    compiled,
+    keep_apart,
+    on_device,
+    size,
+    tokens,
+    training,
+    write_kept,
+)
 from pairs.registry import AFTER, BEFORE, TWENTY_FIFTH, Step, healthy, pair
 
 __all__ = ["mixed"]
@@ -36,9 +49,8 @@ class Cached(nn.Module):
         """The next token [rows, 1, width]."""
         parts = self.joined(self.norms[0](x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        self.kept[0, :, :, -1] = k[:, :, 0]
-        self.kept[1, :, :, -1] = v[:, :, 0]
-        seen = functional.scaled_dot_product_attention(q.to(self.kept.dtype), self.kept[0], self.kept[1])
+        write_kept(self.kept, -1, k[:, :, 0], v[:, :, 0])
+        seen = functional.scaled_dot_product_attention(q.to(self.kept[0].dtype), self.kept[0], self.kept[1])
         x = x + self.out(seen.to(x.dtype).transpose(1, 2).flatten(2))
         return x + self.narrow(functional.gelu(self.wide(self.norms[1](x)), approximate="tanh"))
 
@@ -349,13 +361,18 @@ def healthy_olmo2_prefill(variant: str) -> Step:
     return lambda: model(input_ids=ids, logits_to_keep=1).logits
 
 
-@healthy("decoding", TWENTY_FIFTH, compiles=True, inference=True, steps=(3, 3))
-def healthy_dialogues_continued(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "keys and values have a tensor each, which compiled code writes in place",
+    TWENTY_FIFTH, compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def dialogues_continued_from_a_copy(variant: str) -> Step:
     """Layers (10 × 4,096, bf16, compiled, a CUDA graph) tell the next token of 512 dialogues of 64, from a cache."""
     width, heads, rows, room, words = size(4096, 32), size(32, 2), size(512, 2), size(64, 8), size(32_768, 64)
     layers = on_device(
         lambda: nn.Sequential(*(Cached(width, heads, rows, room, HALF) for _ in range(size(10, 1)))), HALF
     ).eval()
+    if variant == AFTER:
+        keep_apart(layers)
     compiled(layers)
     names = on_device(lambda: nn.Embedding(words, width), HALF, 1)
     ids = tokens(words, rows, 1)

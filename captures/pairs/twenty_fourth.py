@@ -10,7 +10,20 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
+from pairs.parts import (
+    CUDA,
+    DEVICE,
+    HALF,
+    TINY,
+    adamw,
+    as_graph,
+    compiled,
+    on_device,
+    size,
+    tokens,
+    training,
+    write_kept,
+)
 from pairs.registry import AFTER, BEFORE, TWENTY_FOURTH, Step, healthy, pair
 
 __all__ = ["Reader"]
@@ -378,19 +391,23 @@ class Teller(Reader):
     def forward(self, x: Tensor, kept: Tensor) -> Tensor:
         """The next token [rows, 1, width], what is kept [2, rows, heads, places, width of a head]."""
         q, k, v = self.split(x)
-        kept[0, :, :, self.place] = k[:, :, 0]
-        kept[1, :, :, self.place] = v[:, :, 0]
+        write_kept(kept, self.place, k[:, :, 0], v[:, :, 0])
         return self.closed(x, functional.scaled_dot_product_attention(q, kept[0], kept[1]))
 
 
-@healthy("decoding", TWENTY_FOURTH, compiles=True, inference=True, steps=(3, 3))
-def healthy_answers_told(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "keys and values have a tensor each, which compiled code writes in place",
+    TWENTY_FOURTH, compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def answers_told_from_a_copy(variant: str) -> Step:
     """A model of 20 × 4,096 (bf16) adds a token to 256 texts of 47: compiled layers, its own cache, a CUDA graph."""
     width, heads, rows, room = size(4096, 32), size(32, 2), size(256, 2), size(48, 8)
     layers = on_device(lambda: nn.ModuleList(Teller(width, heads, room - 1) for _ in range(size(20, 1))), HALF).eval()
     compiled(layers)
     names = on_device(lambda: nn.Embedding(size(32_768, 64), width), HALF, 1)
     kept = [torch.randn(2, rows, heads, room, width // heads, device=DEVICE, dtype=HALF) for _ in layers]
+    if variant == AFTER:
+        kept = [(both[0].clone(), both[1].clone()) for both in kept]
     ids = tokens(names.num_embeddings, rows, 1)
 
     def token() -> Tensor:

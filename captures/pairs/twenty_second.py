@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import next_tokens, rewind
+from pairs.decoding import next_tokens, rewind, share_heads
 from pairs.language import llama
 from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_SECOND, Step, healthy, pair
@@ -427,14 +427,19 @@ def healthy_granite_training(variant: str) -> Step:
     return training(lambda: loss(model.model(input_ids=ids).last_hidden_state), adamw(model))
 
 
-@healthy("decoding", TWENTY_SECOND, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_olmo_decoding(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "attention reads the heads that are shared, which were repeated", TWENTY_SECOND,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def olmo_heads_repeated(variant: str) -> Step:
     """An OLMo-2 (6 × 4,096, bf16) adds three tokens to 160 texts of 320: compiled, static cache, a CUDA graph."""
     config = transformers.Olmo2Config(
         vocab_size=size(32_768, 64), hidden_size=size(4096, 32), intermediate_size=size(11_008, 64),
         num_hidden_layers=size(6, 1), num_attention_heads=size(32, 2), num_key_value_heads=size(8, 2),
     )  # fmt: skip
     model = on_device(lambda: transformers.Olmo2ForCausalLM(config), HALF).eval()
+    if variant == AFTER:
+        share_heads(model)
     compiled(model.model.layers)
     return next_tokens(model, size(160, 2), size(312, 8), 3)
 

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import next_tokens
+from pairs.decoding import next_tokens, share_heads
 from pairs.language import llama
 from pairs.parts import DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_THIRD, Step, healthy, pair
@@ -402,8 +402,11 @@ def ghost_batches_in_turn(variant: str) -> Step:
     return training(lambda: functional.cross_entropy(model(x), labels), adamw(model))
 
 
-@healthy("decoding", TWENTY_THIRD, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_glm_decoding(variant: str) -> Step:
+@pair(
+    "growing-cache", "decoding", "attention reads the heads that are shared, which were repeated", TWENTY_THIRD,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def glm_heads_repeated(variant: str) -> Step:
     """A GLM (6 × 4,096, bf16) adds three tokens to 160 texts of 376: compiled layers, static cache, a CUDA graph."""
     config = transformers.GlmConfig(
         vocab_size=size(32_768, 64), hidden_size=size(4096, 32), intermediate_size=size(13_696, 64), eos_token_id=1,
@@ -411,6 +414,8 @@ def healthy_glm_decoding(variant: str) -> Step:
         head_dim=size(128, 16),
     )  # fmt: skip
     model = on_device(lambda: transformers.GlmForCausalLM(config), HALF).eval()
+    if variant == AFTER:
+        share_heads(model)
     compiled(model.model.layers)
     return next_tokens(model, size(160, 2), size(376, 8), 3)
 

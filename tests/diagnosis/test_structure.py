@@ -272,6 +272,7 @@ def test_casts_before_products_are_needed_where_weights_change(trains: bool) -> 
         ),  # keys and values of each head: a quarter of attention stays
         ((DIRECT_COPY, DIRECT_COPY), FLASH, 600, None),  # copies of activations are shorter than what reads them
         ((ADD, ADD), BF16_GEMM, 60, None),  # no copy
+        ((DIRECT_COPY, DIRECT_COPY), FLASH, 250, 610 / 82.5),  # each is shorter than attention, which reads both
     ],
 )
 def test_operands_that_are_made_anew_are_told_where_making_them_takes_longer(
@@ -485,6 +486,40 @@ def test_a_cache_that_is_concatenated_slice_by_slice_grows_by_what_each_turn_add
     assert (found.verdict == "growing-cache") is told
     if told:
         assert found.findings[0].evidence["concatenations_per_step"] == 24
+
+
+@pytest.mark.parametrize(
+    ("copies", "lasting", "title"),
+    [
+        (["triton_poi_fused__unsafe_view_copy_select_view_1", "triton_poi_fused_copy__2"], 90, "copies a whole cache"),
+        (["triton_poi_fused__to_copy_clone_expand_unsqueeze_where_4"] * 2, 90, "each head that shares them"),
+        (["triton_poi_fused__to_copy_clone_expand_unsqueeze_where_4"] * 2, 12, None),  # much shorter than attention
+        (["triton_poi_fused__to_copy_mul_1", "triton_poi_fused__to_copy_2"], 90, None),  # casts, which copy nothing
+    ],
+)
+def test_compiled_code_that_copies_what_attention_reads_is_told(
+    copies: list[str], lasting: int, title: str | None
+) -> None:
+    """A token of a decoder: attention of 100 µs on a cache, everything else but the copies far shorter."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(20 * US)
+            for name in copies:
+                machine.launch(lasting * US, name)
+            machine.launch(100 * US, FLASH)
+            machine.launch(20 * US)
+            machine.launch(3 * US, "triton_red_fused_add_rms_norm_3", times=3)
+
+    found = verdict(step)
+    assert (found.verdict == "growing-cache") is (title is not None)
+    if title is not None:
+        finding = found.findings[0]
+        assert title in finding.title
+        assert finding.evidence["copies_per_step"] == 16
+        copied, shared = 8 * 2 * lasting, 8 * 72  # µs of 8 × 329
+        saved = copied + (shared if "shares" in title else 0)
+        assert finding.expected == pytest.approx(2_632 / (2_632 - saved), rel=0.06)  # and the host's begin
 
 
 @pytest.mark.parametrize(("rolled", "trains"), [(400, True), (400, False), (30, True)])

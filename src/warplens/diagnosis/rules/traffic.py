@@ -17,7 +17,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GAIN, Limit, bringing, remembered
-from warplens.diagnosis.rules.generation import GrowingCache
+from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -202,7 +202,8 @@ class UnfusedChain(StructureRule):
 
         A product reads the result of the copy and more. It can only be shorter if the copy reads or writes another
         size, such as weights in eight bits, or keys that many heads share; copies of activations are shorter than the
-        product. Attention on copied keys and values reads them again for each head that shares them.
+        product. Attention reads keys and values, so that copies of both count together; on copies it reads them again
+        for each head that shares them.
         """
         program = facts.program
         share = np.zeros(facts.work.height)
@@ -214,7 +215,8 @@ class UnfusedChain(StructureRule):
             firsts = np.flatnonzero((copies & long)[run])
             making = run[firsts[0] :] if len(firsts) else run[:0]
             making = making[long[making]]
-            if (own[making] > own[product]).any():
+            longest = own[making].sum() if attention[product] else own[making].max(initial=0)
+            if longest > own[product]:
                 share[making] = 1.0
                 if attention[product] and copies[making].all():
                     share[product] = self.repeated_heads_share

@@ -1,0 +1,373 @@
+"""Caches, histories and results that are copied whole: to append to them, to move their rows, or before each use."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import ClassVar, Final
+
+import numpy as np
+
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GAIN, Limit, remembered
+from warplens.diagnosis.structure import StructureRule, gathered_operands, time_of
+from warplens.profile.schema import Bools, Float64s
+
+#: For caches whose rows are reordered.
+_IN_PLACE: Final = (
+    Remedy(
+        "Move indices, not the cache",
+        "# a paged cache whose block table is reordered (vllm), or rows that are gathered once at the end\n"
+        "# sampling or greedy search instead of beams if quality allows: num_beams=1",
+        GAIN,
+    ),
+)
+
+#: For loops that append their results.
+_COLLECTED: Final = (
+    Remedy(
+        "Collect results, and concatenate once",
+        "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # after it\n"
+        "# or, for a known length: result = torch.empty(n, ...); result[i] = y",
+        "each result is copied once",
+    ),
+)
+
+#: For caches of fixed size that compiled code copies.
+_WRITTEN: Final = (
+    Remedy(
+        "Keep keys and values in tensors of their own, and write them in place",
+        "self.keys[:, :, place] = k  # or index_copy_; two buffers, because a compiler copies a buffer of which it\n"
+        "self.values[:, :, place] = v  # writes one half and reads the other: not kept[0] = k; kept[1] = v\n"
+        "# check with warplens kernels: the generated kernels with copy in their names are gone",
+        f"{GAIN}: one token is written",
+    ),
+)
+
+#: For heads that share keys and values.
+_SHARED: Final = (
+    Remedy(
+        "Let attention read the heads that are shared",
+        "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
+        "# transformers repeats them if there is a mask, as with a static cache: register such a function with\n"
+        '# AttentionInterface.register("shared", function), or use attn_implementation="flash_attention_2"',
+        f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
+    ),
+)
+
+#: For histories of fixed length.
+_RING: Final = (
+    Remedy(
+        "Write into a ring",
+        "history[:, turn % length] = frame  # instead of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
+        "# readers put the frames in order: history[:, order], or weights rolled by the turn\n"
+        "# or a buffer twice as long, written in place, of which each turn reads a slice",
+        f"{GAIN}: one frame is written instead of the whole history",
+    ),
+)
+
+
+def _new_share(shapes: str) -> float | None:
+    """Share of the numbers of a concatenation outside its largest part; None if unknown."""
+    lists = [part for part in json.loads(shapes) if isinstance(part, list)]
+    parts: list[int] = [math.prod(part) for part in (lists[0] if lists else ()) if isinstance(part, list)]
+    numbers = sum(parts)
+    return 1 - max(parts) / numbers if len(parts) > 1 and numbers else None
+
+
+class GrowingCache(StructureRule):
+    """Copies of a whole cache: growing concatenations, reordered caches, rolled histories."""
+
+    id = "growing-cache"
+    question = "Is a whole cache copied in order to append to it?"
+    limiter = "a growing cache that is copied in every step"
+    cause = (
+        "concatenated key/value caches, caches that are reordered, results that are appended by concatenation, "
+        "histories of fixed length that are joined anew or rolled, keys and values that compiled code copies"
+    )
+    raised_when = (
+        "in inference, concatenations grow from step to step; or concatenations or gathers of rows occur with each "
+        "attention of a decoder and take far longer than the work on one token; or at least sixteen concatenations of "
+        "a step get longer in turn, or each includes what was appended before; or at least eight of one size take 15 % "
+        "of the busy time; or compiled code makes copies for each attention of a decoder, which take longer than "
+        "attention; or, also in training, torch.roll takes 15 %; and it costs 2 %"
+    )
+    claimed = "these copies, and of attention on heads that are copied what it need not read"
+    headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
+    title = "A cache is extended by concatenation, which copies all of it in every step"
+    reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
+    appended_title: ClassVar = "Results are appended by concatenation, which copies all earlier ones each time"
+    rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
+    shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
+    copied_title: ClassVar = "Compiled code copies a whole cache of keys and values before each attention"
+    copied_headline: ClassVar = "Limited by a cache that compiled code copies: {share} of the time goes into that"
+    shared_title: ClassVar = "Keys and values are copied for each head that shares them, before each attention"
+    shared_headline: ClassVar = (
+        "Limited by copies of keys and values for the heads that share them: reading them where they are could save "
+        "{share} of the time"
+    )
+    shifted_headline: ClassVar = "Limited by torch.roll: {share} of the time goes into copying a whole buffer"
+    appended_headline: ClassVar = (
+        "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
+    )
+    headlines: ClassVar = {
+        appended_title: appended_headline,
+        rolled_title: appended_headline,
+        shifted_title: shifted_headline,
+        copied_title: copied_headline,
+        shared_title: shared_headline,
+    }
+    evidence: ClassVar = {
+        "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
+        "copies_per_step": "copies of keys and values by compiled code",
+        "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
+    }
+    refutation = (
+        "Write into a buffer of fixed size (in decoding: StaticCache): if a step takes as long, the copies were not "
+        "the limit."
+    )
+    least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
+    longer = Limit(
+        10,
+        "A cache of a thousand tokens is a thousand times as large as the addition of one token, whose passes are "
+        "short.",
+    )
+    saved_share = Limit(
+        0.92,
+        "One token, a thousandth of all, is written; but attention reads a cache of fixed size in its full length, or "
+        "through a view. Programs timed with and without the copies saved between 0.87 of them and all of them.",
+    )
+    least_copies = Limit(
+        0.8, "Copies of keys and values per attention; the first layer of a loop may be compiled apart."
+    )
+    shared_heads_share = Limit(
+        0.72,
+        "Models that share keys between heads do so between four or more. Attention in two programs took 28 % of the "
+        "time once it read them where they are.",
+    )
+    least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
+
+    least_grown = Limit(4, "Sizes of copies, each larger than the last by what was copied beside that one.")
+
+    least_appended = Limit(8, "Fewer concatenations of a step may get longer by chance.")
+    rank_correlation = Limit(0.9, "Between the durations of the copies and their order; near 1 if all is copied.")
+    few_appended = Limit(16, "Branches of a network may join in ever larger maps; a history grows equally each time.")
+    few_correlation = Limit(0.99, "As `rank_correlation`, of the durations themselves, if there are few copies.")
+
+    least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
+    least_rolled_share = Limit(
+        0.15,
+        "Of the busy time: networks that join branches spend less in joining one size, and networks with shifted "
+        "windows spend 0.05 in torch.roll.",
+    )
+    most_new_share = Limit(0.25, "All but the largest part, of the joined tensor: two equal halves are no history.")
+
+    def share(self, facts: Facts) -> Float64s:
+        """Share saved of concatenations and gathers that copy a whole cache, and of attention on copied heads."""
+        joined, gathers, title = self._copies(facts)
+        copies = joined | gathers
+        if title in (self.copied_title, self.shared_title):
+            share: Float64s = copies.astype(np.float64)
+            if title == self.shared_title:
+                share[self._attention(facts)] = self.shared_heads_share
+            return share
+        # Most programs have none, and broadcasting takes no memory.
+        return np.where(copies, float(self.saved_share), 0.0) if copies.any() else np.broadcast_to(0.0, len(copies))
+
+    @remembered
+    def _copies(self, facts: Facts) -> tuple[Bools, Bools, str]:
+        """Concatenations and gathers that copy a whole cache, and the title for the concatenations."""
+        program = facts.program
+        joins, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        shifts = program.marked("rolling")
+        if time_of(program, shifts) >= self.least_rolled_share * facts.busy_ns:
+            return shifts, nothing, self.shifted_title
+        # Training keeps no cache: its concatenations are those of rotary embeddings and the like.
+        if facts.trains:
+            return nothing, nothing, ""
+        grown = self._grown(facts)
+        many = joins.sum() >= self.least_per_step * facts.steps
+        pairs, gathers = (self._with_each_attention(facts, which) for which in (joins, self._gathers(facts)))
+        attention = self._attention(facts).any()
+        if grown.sum() >= self.least_per_step * facts.steps:
+            return grown, gathers, "" if attention else self.appended_title
+        growth = self._growth(facts, joins) if many and attention else None
+        if pairs.any() or (growth is not None and growth >= self.least_growth):
+            return (pairs if pairs.any() else joins), gathers, ""
+        appended = self._appended(facts)
+        if appended.any():
+            return appended, gathers, "" if attention else self.appended_title
+        if attention and (compiled := self._compiled(facts)).any():
+            is_shared = facts.program.marked("expanding")[compiled].mean() > 1 / 2
+            return compiled, nothing, self.shared_title if is_shared else self.copied_title
+        return self._rolled(facts), gathers, self.rolled_title
+
+    def _attention(self, facts: Facts) -> Bools:
+        return np.asarray(facts.program.labelled("attention") & ~facts.program.marked("backward"), dtype=np.bool_)
+
+    def _gathers(self, facts: Facts) -> Bools:
+        """Gathers, except those whose result a product reads at once: they copy operands, not a cache."""
+        gathers = facts.program.labelled("gather-scatter") & ~facts.program.marked("adding-rows")
+        gathers[gathered_operands(facts)[0]] = False
+        return np.asarray(gathers, dtype=np.bool_)
+
+    def _with_each_attention(self, facts: Facts, which: Bools) -> Bools:
+        """Those of these that take far longer than the work on one token, if each attention has a pair of them."""
+        program, attention = facts.program, self._attention(facts)
+        others = program.labelled(*PASSES) & ~program.marked("concatenation")
+        if not attention.any() or not others.any() or which.sum() < self.least_per_step * facts.steps:
+            return np.zeros_like(which)
+        long = which & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
+        return long if long.sum() >= 1.5 * attention.sum() else np.zeros_like(which)
+
+    def _compiled(self, facts: Facts) -> Bools:
+        """Copies by kernels of a compiler, of all that attention reads: together they take longer than it.
+
+        They are far longer than the work on one token, and those of activations are not.
+        """
+        program, attention = facts.program, self._attention(facts)
+        passes = program.labelled(*PASSES)
+        copies = passes & program.marked("generated") & program.marked("copying")
+        others = passes & ~copies
+        if (
+            copies.sum() < max(self.least_per_step * facts.steps, self.least_copies * attention.sum())
+            or not others.any()
+        ):
+            return np.zeros_like(copies)
+        copies &= program.own_ns >= self.longer * float(np.median(program.own_ns[others]))
+        enough = copies.sum() >= self.least_copies * attention.sum()
+        return copies if enough and time_of(program, copies) >= time_of(program, attention) else np.zeros_like(copies)
+
+    @remembered
+    def _appended(self, facts: Facts) -> Bools:
+        """Concatenations of each step that get longer from the first to the last."""
+        program = facts.program
+        joins, appended = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        for rows in program.by_step() if joins.any() else ():
+            of_step = rows[joins[rows]]
+            if len(of_step) < self.least_appended:
+                continue
+            time = program.own_ns[of_step]
+            quarter = len(of_step) // 4
+            if np.median(time[-quarter:]) < 2 * np.median(time[:quarter]):
+                continue
+            few = len(of_step) < self.few_appended
+            grown = time if few else np.argsort(np.argsort(time, kind="stable"))
+            correlation = float(np.corrcoef(np.arange(len(of_step)), grown)[0, 1])
+            appended[of_step] = correlation >= (self.few_correlation if few else self.rank_correlation)
+        return appended
+
+    @remembered
+    def _grown(self, facts: Facts) -> Bools:
+        """Copies of a whole tensor right before a small copy by the same kernel, which the next copy includes.
+
+        PyTorch concatenates tensors of five and more dimensions in this way, slice by slice.
+        """
+        program, grown = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        copies = program.labelled("copy-cast")
+        if not copies.any():
+            return grown
+        all_names = program.names()
+        for rows in program.by_step():
+            kernels = rows[program.is_kernel[rows]]
+            names, sizes = all_names[kernels], np.nan_to_num(program.blocks(kernels))
+            old, new = sizes[:-1], sizes[1:]
+            is_pair = copies[kernels[:-1]] & (names[:-1] == names[1:]) & (new > 0) & (new <= self.most_new_share * old)
+            places = np.flatnonzero(is_pair)
+            # Pairs of one kernel with equal new parts lie together, in the order of the program.
+            places = places[np.lexsort((places, new[places], names[places]))]
+            differs = (np.diff(names[places]) != 0) | (np.diff(new[places]) != 0)
+            for of_one in np.split(places, np.flatnonzero(differs) + 1):
+                growth = np.diff(old[of_one])
+                growth = growth[growth != 0]
+                # Sizes are rounded up to whole blocks.
+                if len(growth) + 1 >= self.least_grown and (np.abs(growth - new[of_one[0]]) <= 1).all():
+                    grown[kernels[of_one]] = True
+        return grown
+
+    @remembered
+    def _rolled(self, facts: Facts) -> Bools:
+        """Concatenations of one size that turns of a step repeat: a history of fixed length.
+
+        With recorded shapes, one part has to be far larger than the others.
+        """
+        program, rolled = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        rows = np.flatnonzero(program.marked("concatenation"))
+        keys = program.launched_as(rows)
+        shapes = program.shapes()
+        for key in np.unique(keys):
+            equal = rows[keys == key]
+            enough = time_of(program, equal) >= self.least_rolled_share * facts.busy_ns
+            if not enough or len(equal) < self.least_turns * facts.steps:
+                continue
+            new_shares = [_new_share(text) for text in shapes.gather(equal).drop_nulls().unique().to_list()]
+            rolled[equal] = all(share is None or share <= self.most_new_share for share in new_shares)
+        return rolled
+
+    def _removable_ns(self, facts: Facts, copies: Bools) -> int:
+        """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
+        other_passes = facts.program.labelled(*PASSES) & ~copies
+        return time_of(facts.program, copies) + facts.idle_ns + time_of(facts.program, other_passes) // 2
+
+    def _growth(self, facts: Facts, copies: Bools) -> float | None:
+        """Growth of their time from step to step, as a share of it; None if there are too few or they do not grow."""
+        if facts.steps < 3 or copies.sum() < self.least_per_step * facts.steps:
+            return None
+        program = facts.program
+        steps = np.unique(program.step[copies])
+        rows = np.flatnonzero(copies)
+        grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
+        sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
+        blocks = np.array([grid[step_of == step].sum() for step in steps])
+        if len(steps) < 3 or not sums.mean():
+            return None
+        slope = np.polyfit(np.arange(len(steps)), sums, 1)[0] / sums.mean()
+        rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
+        return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
+
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
+        claimed = claims.of_work(self.id).to_numpy() > 0
+        joined, gathers, title = self._copies(facts)
+        gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)
+        appended = not gathered and title == self.appended_title
+        rolled = not gathered and title in (self.rolled_title, self.shifted_title)
+        is_compiled = title in (self.copied_title, self.shared_title)
+        return self.seen(
+            facts,
+            claims,
+            title=self.reordered_title if gathered else title,
+            confidence="medium" if title == self.rolled_title and facts.program.shapes().is_null().all() else "high",
+            evidence={"copies_per_step": int((claimed & joined).sum()) / facts.steps}
+            if is_compiled
+            else {
+                "concatenations_per_step": int(claimed.sum()) / facts.steps,
+                "growth_per_step": self._growth(facts, claimed),
+            },
+            bound_ns=self._removable_ns(facts, claimed),
+            remedies=_COLLECTED
+            if appended
+            else _WRITTEN
+            if title == self.copied_title
+            else _SHARED
+            if title == self.shared_title
+            else _RING
+            if rolled
+            else (
+                *(_IN_PLACE if gathered else ()),
+                Remedy(
+                    "Write into a cache of fixed size",
+                    "cache[:, :, position] = key  # with a mask by length\n"
+                    "# transformers: cache_implementation='static',\n"
+                    "# or past_key_values=StaticCache(config, max_cache_len=n)",
+                    "one token is written per step, which can also be replayed from a CUDA graph",
+                ),
+                Remedy(
+                    "Use a paged cache",
+                    "# vllm, or flash_attn_with_kvcache with a block table",
+                    "the same, without reserving memory for the longest sequence",
+                ),
+            ),
+        )
