@@ -314,6 +314,24 @@ def test_a_pinned_copy_in_the_stream_of_the_kernels_is_in_the_way() -> None:
     assert found.findings[0].confidence == "medium"
 
 
+@pytest.mark.parametrize("differing", [0, 4_000])
+def test_data_of_equal_size_in_every_step_may_stay_on_the_gpu(differing: int) -> None:
+    """4 ms of a copy before 8 ms of work; without it, the work is left."""
+    size = 40_000_000
+
+    def step(machine: Machine) -> None:
+        nonlocal size
+        machine.copy(4 * MS, size, pinned=False)
+        machine.launch(100 * US, times=80)
+        size += differing
+
+    remedies = {remedy.action: remedy for remedy in verdict(step).finding("blocking-copy").remedies}
+    staying = remedies.get("If every step sends the same data, keep them on the GPU")
+    assert (staying is not None) == (differing == 0)
+    if staying is not None:
+        assert staying.gain == pytest.approx(12 / 8, rel=0.05)
+
+
 def test_small_pieces_that_are_sent_one_by_one_belong_into_one_copy() -> None:
     found = verdict(programs.pieces_sent_one_by_one)
     first = found.findings[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -221,6 +222,7 @@ class BlockingCopy(Rule):
                 *((_ALL_PIECES,) if at_once is not None else ()),
                 *((less,) if link_bound else ()),
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
+                *self._once(facts, stays=stays),
                 *(() if link_bound else (less,)),
             ),
             on_gpu=True,
@@ -232,6 +234,21 @@ class BlockingCopy(Rule):
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
+
+    def _once(self, facts: Facts, *, stays: bool) -> Iterator[Remedy]:
+        """The remedy for data that are the same in every step, if equal sizes are sent, with its replayed gain."""
+        rows = link_copies(facts)
+        bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
+        sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy() & (bytes_ > SMALL_COPY_BYTES)
+        steps = facts.program.step[rows[sent]].astype(np.int64)
+        if stays or facts.steps < 2 or not sent.any():
+            return
+        keys, counts = np.unique(np.column_stack((bytes_[sent], steps)), axis=0, return_counts=True)
+        _, firsts, of_size = np.unique(keys[:, 0], return_index=True, return_counts=True)
+        if (of_size != facts.steps).any() or (counts != np.repeat(counts[firsts], of_size)).any():
+            return
+        share = ones_at(facts, rows[sent])
+        yield bringing(_ONCE, facts.replayed("async-copies", time=share, calls=share), self.model)
 
     @remembered
     def _staying(self, facts: Facts) -> Float64s:
@@ -334,6 +351,14 @@ _ALL_PIECES: Final = Remedy(
     "batch = torch.stack(columns).to('cuda')  # put together on the host first; views of it are the pieces\n"
     "# or fill one pinned buffer, and copy it with non_blocking=True",
     f"{GAIN}: the call and the wait of one piece instead of all",
+)
+
+#: For copies of the same sizes in every step.
+_ONCE: Final = Remedy(
+    "If every step sends the same data, keep them on the GPU",
+    "x = x.to('cuda')  # once, before the loop: a whole graph or table, or a data set that fits into the GPU's memory\n"
+    "batch = x[index]  # its batches are picked there",
+    f"{GAIN}: these copies are not made",
 )
 
 #: For data sent to the GPU that are no input of the step.
