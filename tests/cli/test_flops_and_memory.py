@@ -256,3 +256,45 @@ def test_a_large_trace_without_events_is_refused_when_a_part_is_asked_for(name, 
     path.write_bytes(gzip.compress(text + b"]}") if path.suffix == ".gz" else text + (b"]}" if "none" in name else b""))
     with pytest.raises(UnreadableInputError, match="no event of which a part could be read"):
         read(path, share=0.5)
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"ph": "M", "name": "x"}]', '{"a": [1, 2]}', '{"traceEvents": [], "schemaVersion": 1}']
+)
+@pytest.mark.parametrize("command", ["diagnose", "kernels", "kernels --window all"])
+def test_json_without_events_is_refused_as_such_whatever_the_limit(text, command, warplens, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    name, *options = command.split()
+    run, usual = (warplens(name, str(path), *options, *limit) for limit in (("--memory", "1KB"), ()))
+    assert (run.code, run.out, run.err) == (usual.code, usual.out, usual.err)
+
+
+def test_a_part_of_a_trace_of_begins_and_ends_has_the_steps_and_the_clock_of_the_whole(tmp_path):
+    """Steps as pairs of `B` and `E`, one range around all of them, and events that reading leaves out."""
+    rows: list[dict[str, Any]] = [{**_host("user_annotation", "epoch", 0, 1), "ph": "B"}]
+    for number in range(40):
+        start, tie = 100.0 * number, {"correlation": number}
+        rows += [
+            {**_host("user_annotation", f"ProfilerStep#{number}", start, 1), "ph": "B"},
+            _host("cuda_runtime", "cudaLaunchKernel", start + 5, 2, **tie),
+            event("kernel", "add", start + 20, 60.5, device=0, stream=7, **tie),
+            {**_host("user_annotation", f"ProfilerStep#{number}", start + 99, 1), "ph": "E"},
+        ]
+    rows += [
+        {**_host("user_annotation", "epoch", 4_000, 1), "ph": "E"},
+        _host("cpu_op", "negative", -50, -3),
+        {key: value for key, value in event("kernel", "lasting", -99, 1, device=0).items() if key != "dur"},
+    ]
+    for row in rows:
+        if row["ph"] in "BE":
+            del row["dur"]
+    path = written(tmp_path / "steps.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
+    part, whole = Timeline(read(path, share=0.4)), Timeline(read(path))
+    of_part, of_whole = (
+        {(step.start_ns, step.end_ns) for step in timeline.window().steps} for timeline in (part, whole)
+    )
+    assert len(of_part) > 10
+    assert of_part <= of_whole
+    assert not {"invalid-times", "open-ranges"} & {note.code for note in part.trace.capture.notes}
+    assert "epoch" in part.trace.ranges["name"].to_list(), "it encloses the part"

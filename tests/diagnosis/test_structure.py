@@ -494,7 +494,8 @@ def test_a_cache_that_is_concatenated_slice_by_slice_grows_by_what_each_turn_add
         (["triton_poi_fused__unsafe_view_copy_select_view_1", "triton_poi_fused_copy__2"], 90, "copies a whole cache"),
         (["triton_poi_fused__to_copy_clone_expand_unsqueeze_where_4"] * 2, 90, "each head that shares them"),
         (["triton_poi_fused__to_copy_clone_expand_unsqueeze_where_4"] * 2, 12, None),  # much shorter than attention
-        (["triton_poi_fused__to_copy_mul_1", "triton_poi_fused__to_copy_2"], 90, None),  # casts, which copy nothing
+        (["triton_poi_fused__to_copy_mul_1", "triton_poi_fused__to_copy"], 90, None),  # casts, which copy nothing
+        (["triton_red_fused_native_layer_norm_clone_1", "triton_poi_fused_mul_2"], 90, None),
     ],
 )
 def test_compiled_code_that_copies_what_attention_reads_is_told(
@@ -520,6 +521,27 @@ def test_compiled_code_that_copies_what_attention_reads_is_told(
         copied, shared = 8 * 2 * lasting, 8 * 72  # µs of 8 × 329
         saved = copied + (shared if "shares" in title else 0)
         assert finding.expected == pytest.approx(2_632 / (2_632 - saved), rel=0.06)  # and the host's begin
+
+
+def test_copies_for_some_attentions_say_nothing_of_the_others() -> None:
+    """A prompt, whose copies are as long as its other passes; then tokens, whose second attention reads in place."""
+
+    def step(machine: Machine) -> None:
+        for prompt in (True, *(False,) * 6):
+            for _ in range(4):
+                machine.launch(20 * US)
+                machine.launch((60 if prompt else 3) * US, "triton_red_fused_add_rms_norm_3", times=3)
+                machine.launch(90 * US, "triton_poi_fused_clone_expand_unsqueeze_4", times=2)
+                machine.launch(100 * US, FLASH)
+                machine.launch(3 * US, "triton_red_fused_add_rms_norm_3", times=3)
+                machine.launch(200 * US, FLASH)
+
+    finding = verdict(step).finding("growing-cache")
+    assert finding is not None
+    assert finding.evidence["copies_per_step"] == 48
+    saved = 24 * (180 + 72)
+    total = 4 * (20 + 180 + 180 + 100 + 9 + 200) + 24 * (20 + 9 + 180 + 100 + 9 + 200)
+    assert finding.expected == pytest.approx(total / (total - saved), rel=0.03)
 
 
 @pytest.mark.parametrize(("rolled", "trains"), [(400, True), (400, False), (30, True)])

@@ -134,6 +134,7 @@ def check_work_alone(profile: Path) -> None:
     limit = limit_bytes() or 0
     events = events_in(profile, limit) or {}
     needed = _FIXED_BYTES + _READING_BYTES + _ALONE * sum(events.get(name, 0) for name in (*WORK_TABLES, "api_calls"))
+    needed = min(needed, TABLE.bytes_of(events))
     if needed > limit:
         raise _refusal(
             profile, needed, limit, "Ask about the steady steps (--window steady), allow more, or record less"

@@ -97,7 +97,7 @@ MARKS: Final = {
     # Kernels of a compiler: Inductor, XLA, TensorRT.
     "generated": r"^triton_|^(?:\w+_)?fusion(?:_\w+)?$|^wrapped_|^__myl_|generatedNative",
     # Operations of a generated kernel: copies that are no casts (`_to_copy`), and views of fewer numbers.
-    "copying": r"(?<!to)_copy_|_clone_|_(?:select|slice)_scatter|_copy\b",
+    "copying": r"^triton_poi_.*(?:(?<!_to)_copy(?:_|\b)|_clone(?:_|\b)|_(?:select|slice)_scatter)",
     "expanding": r"_expand",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
     "strided": r"(?<![a-z_])elementwise_kernel<",

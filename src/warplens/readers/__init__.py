@@ -169,8 +169,8 @@ def read_counters(
 def events_in(path: Path, memory: int) -> Mapping[str, int] | None:
     """Estimate of the number of events of a profile by table, without reading all of it.
 
-    They count as rows of an SQLite export that take as much memory. None where they are not known, or where they fit
-    into this many bytes of memory for certain.
+    They count as rows of an SQLite export that take as much memory. None where they are not known, or where the file
+    is so small that they fit into this many bytes of memory.
     """
     found = _unconverted(path)
     return None if found is None else found[0].events_in(found[1], memory)
@@ -184,9 +184,10 @@ def slices(path: Path) -> Slices | None:
 
 def _unconverted(path: Path) -> tuple[Reader[Trace], Input] | None:
     """The reader of a file that is read as it is; None if it must be unpacked first, or has no reader."""
-    head, compression = content_head(path), compression_of(head_of(path))
-    reader = reader_for(_TRACES.readers, head)
-    if path.is_dir() or reader is None or (compression is not None and not reader.unpacks):
+    if path.is_dir():
+        return None
+    reader, compression = reader_for(_TRACES.readers, content_head(path)), compression_of(head_of(path))
+    if reader is None or (compression is not None and not reader.unpacks):
         return None
     return reader, Input(path, path, compression)
 

@@ -224,8 +224,8 @@ class Reader(Protocol[Content]):
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         """Estimate of the rows of each table of the trace, without reading all of it.
 
-        They count as rows of an SQLite export that take as much memory. None where that is not known, or where they
-        fit into this many bytes of memory for certain.
+        They count as rows of an SQLite export that take as much memory. None where that is not known, or where the
+        file is so small that they fit into this many bytes of memory.
         """
         return None
 

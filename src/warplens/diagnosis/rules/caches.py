@@ -139,9 +139,7 @@ class GrowingCache(StructureRule):
         "One token, a thousandth of all, is written; but attention reads a cache of fixed size in its full length, or "
         "through a view. Programs timed with and without the copies saved between 0.87 of them and all of them.",
     )
-    least_copies = Limit(
-        0.8, "Copies of keys and values per attention; the first layer of a loop may be compiled apart."
-    )
+    least_copied = Limit(0.4, "Of the attentions: those on an encoder's states, half of all, may read them in place.")
     shared_heads_share = Limit(
         0.72,
         "Models that share keys between heads do so between four or more. Attention in two programs took 28 % of the "
@@ -171,7 +169,7 @@ class GrowingCache(StructureRule):
         if title in (self.copied_title, self.shared_title):
             share: Float64s = copies.astype(np.float64)
             if title == self.shared_title:
-                share[self._attention(facts)] = self.shared_heads_share
+                share[self._compiled(facts)[1]] = self.shared_heads_share
             return share
         # Most programs have none, and broadcasting takes no memory.
         return np.where(copies, float(self.saved_share), 0.0) if copies.any() else np.broadcast_to(0.0, len(copies))
@@ -199,8 +197,10 @@ class GrowingCache(StructureRule):
         appended = self._appended(facts)
         if appended.any():
             return appended, gathers, "" if attention else self.appended_title
-        if attention and (compiled := self._compiled(facts)).any():
-            is_shared = facts.program.marked("expanding")[compiled].mean() > 1 / 2
+        compiled, _ = self._compiled(facts)
+        if compiled.any():
+            expanding = time_of(program, compiled & program.marked("expanding"))
+            is_shared = 2 * expanding >= time_of(program, compiled)
             return compiled, nothing, self.shared_title if is_shared else self.copied_title
         return self._rolled(facts), gathers, self.rolled_title
 
@@ -222,23 +222,33 @@ class GrowingCache(StructureRule):
         long = which & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
         return long if long.sum() >= 1.5 * attention.sum() else np.zeros_like(which)
 
-    def _compiled(self, facts: Facts) -> Bools:
-        """Copies by kernels of a compiler, of all that attention reads: together they take longer than it.
+    @remembered
+    def _compiled(self, facts: Facts) -> tuple[Bools, Bools]:
+        """Copies by kernels of a compiler of all that an attention reads, and these attentions.
 
-        They are far longer than the work on one token, and those of activations are not.
+        They lie between an attention and the one before it, are far longer than the other passes there, which work on
+        one token, and together at least as long as the attention. Copies of activations are not.
         """
         program, attention = facts.program, self._attention(facts)
-        passes = program.labelled(*PASSES)
-        copies = passes & program.marked("generated") & program.marked("copying")
-        others = passes & ~copies
-        if (
-            copies.sum() < max(self.least_per_step * facts.steps, self.least_copies * attention.sum())
-            or not others.any()
-        ):
-            return np.zeros_like(copies)
-        copies &= program.own_ns >= self.longer * float(np.median(program.own_ns[others]))
-        enough = copies.sum() >= self.least_copies * attention.sum()
-        return copies if enough and time_of(program, copies) >= time_of(program, attention) else np.zeros_like(copies)
+        order, own = program.order, program.in_order(program.own_ns)
+        passes, copies = program.labelled(*PASSES), program.marked("copying") & program.labelled(*PASSES)
+        nothing = np.zeros_like(copies)
+        if not copies.any() or not attention.any():
+            return nothing, nothing
+        ends = np.flatnonzero(attention[order])
+        stretch = np.searchsorted(ends, np.arange(len(order)))  # the next attention
+        others = (passes & ~copies)[order]
+        count, spent = (np.bincount(stretch[others], of, len(ends) + 1) for of in (None, own[others]))
+        usual = spent.sum() / count.sum() if count.sum() else np.inf
+        of_token = np.where(count > 0, spent / np.maximum(count, 1), usual)
+        long = copies[order] & (own >= self.longer * of_token[stretch])
+        copied = np.bincount(stretch[long], own[long], len(ends) + 1)[:-1] >= own[ends]
+        if copied.sum() < max(self.least_per_step * facts.steps, self.least_copied * len(ends)):
+            return nothing, nothing
+        made, read = nothing.copy(), nothing.copy()
+        made[order[long & np.append(copied, False)[stretch]]] = True
+        read[order[ends[copied]]] = True
+        return made, read
 
     @remembered
     def _appended(self, facts: Facts) -> Bools:

@@ -236,7 +236,7 @@ class BlockingCopy(Rule):
         )
 
     def _once(self, facts: Facts, *, stays: bool) -> Iterator[Remedy]:
-        """The remedy for data that are the same in every step, if equal sizes are sent, with its replayed gain."""
+        """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain."""
         rows = link_copies(facts)
         bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
         sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy() & (bytes_ > SMALL_COPY_BYTES)

@@ -48,8 +48,12 @@ _MARKS: Final = (
 )
 
 
-#: Memory of a report per byte of text, at most. Traces with shapes take 1.2; events without arguments are the shortest.
-_MOST_MEMORY_PER_BYTE: Final = 4
+#: Memory of a report per byte of text, at most: the shortest events that the profiler writes have 130 bytes and take
+#: a kilobyte. Traces with shapes take 1.2.
+_MOST_MEMORY_PER_BYTE: Final = 8
+
+#: Memory of the program itself, at least.
+_PROGRAM_BYTES: Final = 200_000_000
 
 #: Memory for an event, compared with one of an SQLite export: commands took 1.2 to 1.8 times as much for traces of
 #: 0.5 to 4 M events with shapes, with Python's functions, and of the GPU alone.
@@ -74,10 +78,10 @@ class KinetoTrace(Reader[Trace]):
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.kineto.excerpt import rows_in, text_bytes
 
-        if memory >= _MOST_MEMORY_PER_BYTE * text_bytes(file.path, file.compression):
+        if memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * text_bytes(file.path, file.compression):
             return None
-        rows = rows_in(file.path, file.compression)
-        return {table: round(_MEMORY_OF_ROW * count) for table, count in rows.items()}
+        rows = {table: round(_MEMORY_OF_ROW * count) for table, count in rows_in(file.path, file.compression).items()}
+        return rows if any(rows.values()) else None  # another JSON file, which reading refuses
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.kineto.scrub import copy_kineto

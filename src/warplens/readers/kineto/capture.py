@@ -201,6 +201,8 @@ def _missing_work(findings: Findings) -> list[Note]:
 
 
 def _lost_work(findings: Findings) -> list[Note]:
+    if findings.document.part is not None and findings.document.part.excerpt is not None:
+        return []  # work queued for longer than the excerpt is outside of it
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
     if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:
         return []  # kernels cannot be matched with calls

@@ -26,6 +26,8 @@ from warplens.readers.limits import FURTHEST_NS
 #: A sample: some hundred events, which array operations read in a millisecond.
 _SAMPLE_BYTES: Final = 2**16
 _SAMPLES: Final = 256
+#: The same for each block of a compressed trace; a block has 4 MiB.
+_SAMPLES_OF_BLOCK: Final = 8
 
 #: The tables of the trace that the events of each kind become.
 _TABLES: Final = {
@@ -114,8 +116,8 @@ def _samples(path: Path, compression: str | None, sampled: _Sampled) -> Iterator
     if compression is not None:
         for block in Source(path, compression).blocks():
             sampled.text_bytes += len(block)
-            yield block[:_SAMPLE_BYTES]
-            yield block[len(block) // 2 :][:_SAMPLE_BYTES]
+            for number in range(_SAMPLES_OF_BLOCK):
+                yield block[number * len(block) // _SAMPLES_OF_BLOCK :][:_SAMPLE_BYTES]
         return
     sampled.text_bytes = path.stat().st_size
     count = min(_SAMPLES, max(sampled.text_bytes // _SAMPLE_BYTES, 1))

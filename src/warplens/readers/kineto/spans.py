@@ -120,18 +120,27 @@ class Frames:
     def _of_part(self, part: Part, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
         """The rows of the part; of an excerpt perhaps also GPU work that its calls did not issue."""
         begins, known = columns["begin_ns"]
-        sound = (begins >= -FURTHEST_NS) & (begins <= FURTHEST_NS)
+        begins = begins.astype(np.int64)
+        sound = (begins >= -FURTHEST_NS) & (begins <= FURTHEST_NS) & (True if known is None else known)
+        durations, known = columns.get(
+            "duration_ns", (np.zeros(len(begins), np.int64), np.zeros(len(begins), np.bool_))
+        )
+        phases = columns["phase"][0]
+        is_edge = (phases == _BEGIN) | (phases == _END)
+        # The events that `_valid` leaves out do not count; those without a duration may be begins and ends.
+        measured = (durations >= 0) & (durations <= LONGEST_NS)
         if known is not None:
-            sound &= known
-        durations, known = columns.get("duration_ns", (np.zeros(1, np.int64), None))
-        durations = np.where(True if known is None else known, durations, 0).clip(0, LONGEST_NS)
-        begins, ends = begins.astype(np.int64), begins + durations.astype(np.int64)
-        if kind not in ("flow", "allocation") and sound.any():
-            first, last = int(begins[sound].min()), int(ends[sound].max())
+            measured = np.where(known, measured, is_edge | (kind not in GPU_KINDS))
+        ends = begins + np.where(measured & (True if known is None else known), durations, 0)
+        counted = sound & measured
+        starting = counted & (phases != _END)
+        if kind not in ("flow", "allocation") and starting.any():
+            first, last = int(begins[starting].min()), int(ends[counted].max())
             extent = self.extent_ns or (first, last)
             self.extent_ns = min(first, extent[0]), max(last, extent[1])
         if part.excerpt is not None:
-            sound &= part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends)
+            # Begins and ends are matched before rows of them are chosen, see `spans_of`.
+            sound &= part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends) | is_edge
         elif kind in part.kinds:
             return columns
         rows = np.flatnonzero(sound if kind in part.kinds else np.zeros_like(sound))
@@ -280,16 +289,28 @@ class Spans:
     is_whole_microseconds: bool = False  #: whether no time has a fraction of a microsecond
 
 
-def spans_of(frames: dict[str, pl.DataFrame], extent_ns: tuple[int, int] | None = None) -> Spans:
+def spans_of(
+    frames: dict[str, pl.DataFrame], extent_ns: tuple[int, int] | None = None, excerpt: Excerpt | None = None
+) -> Spans:
     """The events as intervals; the given frames are consumed one by one.
 
     Args:
+        frames: the events by kind; of an excerpt, begins and ends without their counterpart may be outside of it.
         extent_ns: the zero of the clock and the end of the trace; None for those of these events.
+        excerpt: the part of the recording that the events are of; None for all of it.
     """
     spans = Spans({}, frames.pop("flow"))
     for kind in KINDS:
-        if kind in frames:
-            spans.frames[kind] = _valid(kind, frames.pop(kind), spans)
+        if kind not in frames:
+            continue
+        events = frames.pop(kind)
+        has_edges = not (events["phase"] == _COMPLETE).all() and kind != "allocation"
+        valid = _valid(kind, events, spans)
+        if excerpt is not None and has_edges:
+            begin = pl.col("begin_ns")
+            end = (begin + pl.col("duration_ns")).fill_null(extent_ns[1] if extent_ns else excerpt.end_ns)
+            valid = valid.filter(excerpt.holds(_TABLE_OF.get(kind, kind), begin, end))
+        spans.frames[kind] = valid
     _place_on_clock(spans, extent_ns)
     return spans
 

@@ -260,7 +260,7 @@ def read_kineto(
     )
     _refuse_others(document, known_as)
     report(f"{known_as.name}: putting the trace together")
-    spans = spans_of(document.frames, document.extent_ns)
+    spans = spans_of(document.frames, document.extent_ns, None if part is None else part.excerpt)
     tables, issued = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in GPU_TABLES]).unique().to_list()
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
@@ -278,7 +278,9 @@ def read_kineto(
         rank=rank,
         world_size=world_size,
         recorded=recorded_tables(tables, document.header),
-        notes=notes_of(Findings(tables, document, spans, issued, devices, asked.launch_configuration)),
+        notes=notes_of(
+            Findings(tables, document, spans, issued, devices, asked.launch_configuration and not asked.work_alone)
+        ),
     )
     return Trace(capture, **tables)
 
