@@ -51,8 +51,8 @@ _SHARED: Final = (
     Remedy(
         "Let attention read the heads that are shared",
         "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
-        "# transformers repeats them if there is a mask, as with a static cache: register such a function with\n"
-        '# AttentionInterface.register("shared", function), or use attn_implementation="flash_attention_2"',
+        "# transformers repeats them if there is a mask, as with a static cache: register such a function, with\n"
+        '# AttentionInterface.register("shared", function), then model.set_attn_implementation("shared")',
         f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
     ),
 )
