@@ -90,18 +90,20 @@ def in_slices(question: Question, profile: Path, window: str, **own_options: Any
         own_options: options of the question.
     """
     with progress(f"reading {profile.name} in slices") as tell, slices(profile) or nullcontext() as sliced:
+        if sliced is not None and question.counted is not None:
+            capture = sliced.capture
+            limits = Timeline(Trace(capture)).window(window)
+            span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
+            counts = sliced.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
+            return capture, limits, question.counted.answer(counts, own_options["by"])
         if sliced is None:
             check_work_alone(profile)
-        if question.counted is None or sliced is None:
-            alone = sliced and sliced.tables(*question.alone)
-            timeline = Timeline(alone or read(profile, progress=tell, launch_configuration=False, work_alone=True))
-            limits = timeline.window(window)
-            return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
-        capture = sliced.capture
-        limits = Timeline(Trace(capture)).window(window)
-        span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
-        counts = sliced.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
-        return capture, limits, question.counted.answer(counts, own_options["by"])
+            trace = read(profile, progress=tell, launch_configuration=False, work_alone=True)
+        else:
+            trace = sliced.tables(*question.alone)
+        timeline = Timeline(trace)
+        limits = timeline.window(window)
+        return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
 
 
 def _largest(answer: Found, most: int) -> Found:

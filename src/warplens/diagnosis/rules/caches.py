@@ -15,6 +15,22 @@ from warplens.diagnosis.rule import GAIN, Limit, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_of
 from warplens.profile.schema import Bools, Float64s
 
+#: For caches that grow by concatenation.
+_FIXED: Final = (
+    Remedy(
+        "Write into a cache of fixed size",
+        "cache[:, :, position] = key  # with a mask by length\n"
+        "# transformers: cache_implementation='static',\n"
+        "# or past_key_values=StaticCache(config, max_cache_len=n)",
+        "one token is written per step, which can also be replayed from a CUDA graph",
+    ),
+    Remedy(
+        "Use a paged cache",
+        "# vllm, or flash_attn_with_kvcache with a block table",
+        "the same, without reserving memory for the longest sequence",
+    ),
+)
+
 #: For caches whose rows are reordered.
 _IN_PLACE: Final = (
     Remedy(
@@ -118,6 +134,14 @@ class GrowingCache(StructureRule):
         shifted_title: shifted_headline,
         copied_title: copied_headline,
         shared_title: shared_headline,
+    }
+    remedies: ClassVar = {
+        appended_title: _COLLECTED,
+        copied_title: _WRITTEN,
+        shared_title: _SHARED,
+        rolled_title: _RING,
+        shifted_title: _RING,
+        reordered_title: (*_IN_PLACE, *_FIXED),
     }
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
@@ -230,11 +254,12 @@ class GrowingCache(StructureRule):
         one token, and together at least as long as the attention. Copies of activations are not.
         """
         program, attention = facts.program, self._attention(facts)
-        order, own = program.order, program.in_order(program.own_ns)
-        passes, copies = program.labelled(*PASSES), program.marked("copying") & program.labelled(*PASSES)
+        passes = program.labelled(*PASSES)
+        copies = passes & program.marked("copying")
         nothing = np.zeros_like(copies)
         if not copies.any() or not attention.any():
             return nothing, nothing
+        order, own = program.order, program.in_order(program.own_ns)
         ends = np.flatnonzero(attention[order])
         stretch = np.searchsorted(ends, np.arange(len(order)))  # the next attention
         others = (passes & ~copies)[order]
@@ -342,42 +367,18 @@ class GrowingCache(StructureRule):
         claimed = claims.of_work(self.id).to_numpy() > 0
         joined, gathers, title = self._copies(facts)
         gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)
-        appended = not gathered and title == self.appended_title
-        rolled = not gathered and title in (self.rolled_title, self.shifted_title)
-        is_compiled = title in (self.copied_title, self.shared_title)
+        told = self.reordered_title if gathered else title
         return self.seen(
             facts,
             claims,
-            title=self.reordered_title if gathered else title,
+            title=told,
             confidence="medium" if title == self.rolled_title and facts.program.shapes().is_null().all() else "high",
             evidence={"copies_per_step": int((claimed & joined).sum()) / facts.steps}
-            if is_compiled
+            if told in (self.copied_title, self.shared_title)
             else {
                 "concatenations_per_step": int(claimed.sum()) / facts.steps,
                 "growth_per_step": self._growth(facts, claimed),
             },
             bound_ns=self._removable_ns(facts, claimed),
-            remedies=_COLLECTED
-            if appended
-            else _WRITTEN
-            if title == self.copied_title
-            else _SHARED
-            if title == self.shared_title
-            else _RING
-            if rolled
-            else (
-                *(_IN_PLACE if gathered else ()),
-                Remedy(
-                    "Write into a cache of fixed size",
-                    "cache[:, :, position] = key  # with a mask by length\n"
-                    "# transformers: cache_implementation='static',\n"
-                    "# or past_key_values=StaticCache(config, max_cache_len=n)",
-                    "one token is written per step, which can also be replayed from a CUDA graph",
-                ),
-                Remedy(
-                    "Use a paged cache",
-                    "# vllm, or flash_attn_with_kvcache with a block table",
-                    "the same, without reserving memory for the longest sequence",
-                ),
-            ),
+            remedies=self.remedies.get(told, _FIXED),
         )

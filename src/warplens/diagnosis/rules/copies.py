@@ -237,18 +237,26 @@ class BlockingCopy(Rule):
 
     def _once(self, facts: Facts, *, stays: bool) -> Iterator[Remedy]:
         """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain."""
-        rows = link_copies(facts)
-        bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
-        sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy() & (bytes_ > SMALL_COPY_BYTES)
-        steps = facts.program.step[rows[sent]].astype(np.int64)
-        if stays or facts.steps < 2 or not sent.any():
+        rows, bytes_, sent, large = self._over_link(facts)
+        sent = sent & large
+        sizes, of = bytes_[sent], facts.program.step[rows[sent]].astype(np.int64)
+        if stays or facts.steps < 2 or not len(sizes):
             return
-        keys, counts = np.unique(np.column_stack((bytes_[sent], steps)), axis=0, return_counts=True)
-        _, firsts, of_size = np.unique(keys[:, 0], return_index=True, return_counts=True)
-        if (of_size != facts.steps).any() or (counts != np.repeat(counts[firsts], of_size)).any():
+        steps, counts = np.unique(of, return_counts=True)
+        if len(steps) != facts.steps or (counts != counts[0]).any():
+            return
+        of_steps = sizes[np.lexsort((sizes, of))].reshape(len(steps), -1)
+        if (of_steps != of_steps[0]).any():
             return
         share = ones_at(facts, rows[sent])
         yield bringing(_ONCE, facts.replayed("async-copies", time=share, calls=share), self.model)
+
+    def _over_link(self, facts: Facts) -> tuple[Int64s, Int64s, Bools, Bools]:
+        """Rows and bytes of the copies over the link, which of them go to the GPU, and which are large."""
+        rows = link_copies(facts)
+        bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
+        sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy()
+        return rows, bytes_, sent, bytes_ > SMALL_COPY_BYTES
 
     @remembered
     def _staying(self, facts: Facts) -> Float64s:
@@ -261,10 +269,7 @@ class BlockingCopy(Rule):
         if not facts.window.steps:
             return none
         work, program = facts.work, facts.program
-        rows = link_copies(facts)
-        sent = (work["label"].gather(rows) == "host-to-device").to_numpy()
-        bytes_ = work["bytes"].gather(rows).fill_null(0).to_numpy()
-        large = bytes_ > SMALL_COPY_BYTES
+        rows, bytes_, sent, large = self._over_link(facts)
         if (sent & large).sum() < self.least_inside * facts.steps:
             return none
         if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):

@@ -144,9 +144,9 @@ def notes_of(findings: Findings) -> tuple[Note, ...]:
 
 def _part(findings: Findings) -> list[Note]:
     part = findings.document.part
-    if part is None:
-        return []
-    return [IN_SLICES if part.excerpt is None else part.excerpt.note(findings.spans.zero_ns or 0)]
+    if part.excerpt is not None:
+        return [part.excerpt.note(findings.spans.zero_ns or 0)]
+    return [IN_SLICES] if part is WORK_ALONE else []
 
 
 def _work(findings: Findings) -> int:
@@ -201,7 +201,7 @@ def _missing_work(findings: Findings) -> list[Note]:
 
 
 def _lost_work(findings: Findings) -> list[Note]:
-    if findings.document.part is not None and findings.document.part.excerpt is not None:
+    if findings.document.part.excerpt is not None:
         return []  # work queued for longer than the excerpt is outside of it
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
     if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:

@@ -33,12 +33,14 @@ from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
 
 @dataclass(frozen=True)
 class Part:
-    """The events of a trace that are read, where these are not all."""
+    """The events of a trace that are read."""
 
     excerpt: Excerpt | None = None  #: those of a part of the recording; None for all of it
     kinds: Collection[str] = KINDS
     arguments: Collection[str] | None = None  #: None for all
 
+
+WHOLE = Part()
 
 #: GPU work with the process that issued it.
 WORK_ALONE = Part(kinds=(*GPU_KINDS, "call"), arguments=("device", "stream", "correlation", "bytes"))
@@ -50,7 +52,7 @@ class Recorded(Document):
 
     frames: dict[str, pl.DataFrame] = field(default_factory=dict)  #: the events by kind; see `Frames.frames`
     categories: tuple[str, ...] = ()  #: the `cat` values of the events
-    part: Part | None = None  #: the events that were read; None for all
+    part: Part = WHOLE  #: the events that were read
     #: begin of the first and end of the last of all events, read or not; None for those of the events that were read
     extent_ns: tuple[int, int] | None = None
 
@@ -60,12 +62,12 @@ def read_events(
     compression: str | None,
     launch_configuration: bool,
     progress: Callable[[int], None],
-    part: Part | None = None,
+    part: Part = WHOLE,
 ) -> Recorded:
     """The content of a trace, or a part of it; see `walk`."""
     document, frames = walk(path, compression, lambda: Frames(launch_configuration, part), progress)
     events = frames.frames()
-    if part is not None and part.excerpt is not None:
+    if part.excerpt is not None:
         for kind in GPU_KINDS:
             events[kind] = part.excerpt.issued_in(events[kind], events["call"], "begin_ns", ("correlation",))
     return Recorded(
@@ -88,8 +90,8 @@ class Frames:
         extent_ns: begin of the first and end of the last of all events, read or not; known if only a part is read.
     """
 
-    def __init__(self, launch_configuration: bool, part: Part | None = None) -> None:
-        self._reader = EventReader(launch_configuration, None if part is None else part.arguments)
+    def __init__(self, launch_configuration: bool, part: Part) -> None:
+        self._reader = EventReader(launch_configuration, part.arguments)
         self._part = part
         self.extent_ns: tuple[int, int] | None = None
         self._columns: dict[str, list[dict[str, Column]]] = {kind: [] for kind in KINDS}
@@ -101,7 +103,7 @@ class Frames:
         """Take the columns of a piece; the rest of the piece can be freed."""
         for columns_by_kind, parts in ((piece.columns, self._columns), (self._odd_columns(piece.odd), self._odd)):
             for kind, columns in columns_by_kind.items():
-                parts[kind].append(columns if self._part is None else self._of_part(self._part, kind, columns))
+                parts[kind].append(columns if self._part is WHOLE else self._of_part(self._part, kind, columns))
 
     @property
     def categories(self) -> tuple[str, ...]:

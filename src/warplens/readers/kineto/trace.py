@@ -31,7 +31,7 @@ from warplens.readers.kineto.gpu import (
     with_threads,
 )
 from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
-from warplens.readers.kineto.spans import WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
+from warplens.readers.kineto.spans import WHOLE, WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
 from warplens.readers.opening import Asked
 from warplens.secrets import without_folders
@@ -246,7 +246,7 @@ def read_kineto(
     Times are relative to the trace's first event, in nanoseconds, exactly as recorded. Of an incomplete trace all
     complete events are read, which a note states; so it does where only a part is asked for.
     """
-    part = WORK_ALONE if asked.work_alone else None
+    part = WORK_ALONE if asked.work_alone else WHOLE
     if asked.share < 1:
         report(f"{known_as.name}: finding its middle")
         part = Part(excerpt_of(path, known_as, compression, asked.share))
@@ -260,7 +260,7 @@ def read_kineto(
     )
     _refuse_others(document, known_as)
     report(f"{known_as.name}: putting the trace together")
-    spans = spans_of(document.frames, document.extent_ns, None if part is None else part.excerpt)
+    spans = spans_of(document.frames, document.extent_ns, part.excerpt)
     tables, issued = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in GPU_TABLES]).unique().to_list()
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
@@ -287,7 +287,7 @@ def read_kineto(
 
 def _window_of(document: Recorded, spans: Spans) -> tuple[int, int]:
     """Begin and end of what was read."""
-    excerpt = document.part.excerpt if document.part is not None else None
+    excerpt = document.part.excerpt
     if excerpt is None or spans.zero_ns is None:
         return 0, spans.last_ns
     return max(excerpt.start_ns - spans.zero_ns, 0), min(excerpt.end_ns - spans.zero_ns, spans.last_ns)
