@@ -28,6 +28,7 @@ __all__ = [
     "THIRTEENTH",
     "TWELFTH",
     "TWENTIETH",
+    "TWENTY_EIGHTH",
     "TWENTY_FIFTH",
     "TWENTY_FIRST",
     "TWENTY_FOURTH",
@@ -55,12 +56,12 @@ HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
     "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
     "twentieth", "twenty_first", "twenty_second", "twenty_third", "twenty_fourth",
-    "twenty_fifth", "twenty_sixth", "twenty_seventh",
+    "twenty_fifth", "twenty_sixth", "twenty_seventh", "twenty_eighth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
 EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD, TWENTY_FOURTH = HALVES[17:24]
-TWENTY_FIFTH, TWENTY_SIXTH, TWENTY_SEVENTH = HALVES[24:]
+TWENTY_FIFTH, TWENTY_SIXTH, TWENTY_SEVENTH, TWENTY_EIGHTH = HALVES[24:]
 
 PROGRAMS: dict[str, Program] = {}
 
