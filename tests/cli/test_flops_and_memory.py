@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.generate_nsys import generate
 from polars.testing import assert_frame_equal
 
 from tests.readers.kineto_traces import event, written
+from tests.readers.nsys_reports import report_of
 from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.launches import launch_statistics
 from warplens.analysis.phases import step_statistics
@@ -179,14 +181,21 @@ def _rounded(data: Any) -> Any:
     return float(f"{data:.12g}") if isinstance(data, float) else data
 
 
-@pytest.fixture(scope="module", params=["steps.sqlite", "steps.json", "steps.json.gz"])
+@pytest.fixture(
+    scope="module", params=["steps.sqlite", "steps.json", "steps.json.gz", "steps.nsys-rep", "steps.sqlite.xz"]
+)
 def many_steps(request, tmp_path_factory):
-    """Some twenty equal training steps: an export, and traces of PyTorch's profiler."""
+    """Some twenty equal training steps: an export, packed or not, a report, and traces of PyTorch's profiler."""
     path = tmp_path_factory.mktemp("many") / request.param
-    if path.suffix == ".sqlite":
-        generate(path, 40_000)
-    else:
+    if ".json" in path.suffixes:
         generate_kineto(120_000, path)
+        return path
+    export = path.with_name("export.sqlite")
+    generate(export, 40_000)
+    if path.suffix == ".nsys-rep":
+        path.write_bytes(report_of(export))
+    else:
+        path.write_bytes(lzma.compress(export.read_bytes(), preset=0) if path.suffix == ".xz" else export.read_bytes())
     return path
 
 
@@ -212,7 +221,7 @@ def test_the_steps_of_a_part_have_the_numbers_that_they_have_in_the_whole(share,
 def test_a_profile_that_does_not_fit_is_answered_for_the_steps_in_its_middle(
     command, many_steps, warplens, monkeypatch, tmp_path
 ):
-    for name in ("_FIXED_BYTES", "_READING_BYTES"):  # of a small file they are nearly all
+    for name in ("_FIXED_BYTES", "_READING_BYTES", "_ALONE"):  # of a small file they are nearly all
         monkeypatch.setattr(memory, name, 0)
     monkeypatch.chdir(tmp_path)
     name, *options = command.split()
@@ -234,7 +243,18 @@ def test_work_read_alone_gives_the_numbers_of_the_whole(question, warplens, tmp_
         *(_host("cpu_op", "aten::add", start, 3, **{"External id": start}) for start in range(0, 400, 4)),
     ]
     trace = written(tmp_path / "trace.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
-    command = (*question.split(), str(trace), "--window", "all", "--format", "json")
+    _compare_with_whole(question, trace, ["read-in-slices", "whole-microseconds"], warplens, monkeypatch)
+
+
+@pytest.mark.parametrize("question", ["kernels", "kernels --by category", "api", "copies"])
+def test_work_of_a_report_read_alone_gives_the_numbers_of_the_whole(question, export, warplens, tmp_path, monkeypatch):
+    report = tmp_path / "report.nsys-rep"
+    report.write_bytes(report_of(export))
+    _compare_with_whole(question, report, ["read-in-slices"], warplens, monkeypatch)
+
+
+def _compare_with_whole(question, profile, notes, warplens, monkeypatch) -> None:
+    command = (*question.split(), str(profile), "--window", "all", "--format", "json")
     whole = warplens(*command).data
     refused = warplens(*command, "--memory", "1KB")
     for name in ("_FIXED_BYTES", "_READING_BYTES", "_ALONE"):
@@ -245,7 +265,7 @@ def test_work_read_alone_gives_the_numbers_of_the_whole(question, warplens, tmp_
     assert "Ask about the steady steps" in refused.err
     whole["window"]["steps"] = []
     assert whole["rows"]
-    assert [note["code"] for note in answered["warnings"]] == ["read-in-slices", "whole-microseconds"]
+    assert [note["code"] for note in answered["warnings"]] == notes
     assert answered["data"] == whole
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import lz4.block
+
+from warplens.readers.nsys.report_events import _LAYOUT_OF, _PAYLOADS, LAYOUTS, Layout
 
 
 def varint(value: int) -> bytes:
@@ -147,3 +152,63 @@ def small_report(**changed: object) -> bytes:
         **changed,
     }
     return report(**parts)
+
+
+#: Events of one block of a report that is made from an export; real ones have some four thousand.
+_EVENTS_OF_BLOCK = 500
+_PAYLOAD_FIELD = {name: number for number, name in _PAYLOADS.items()}
+
+
+def report_of(export: Path) -> bytes:
+    """A report with the events, names and GPUs (as H200) of an export: what the collector wrote before that."""
+    with closing(sqlite3.connect(export)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        strings = dict(connection.execute("SELECT id, CAST(value AS BLOB) FROM StringIds"))
+        numbers = {identifier: number for number, identifier in enumerate(strings)}
+        events = [
+            event for layout in LAYOUTS if layout.table in tables for event in _events_of(connection, layout, numbers)
+        ]
+        gpus = [
+            {1: identifier, 2: name.encode(), 14: 132, 41: 9, 42: 0}
+            for identifier, name in connection.execute("SELECT id, name FROM TARGET_INFO_GPU")
+        ]
+        devices = (
+            connection.execute("SELECT gpuId, cudaId, pid FROM TARGET_INFO_CUDA_DEVICE").fetchall()
+            if "TARGET_INFO_CUDA_DEVICE" in tables
+            else []
+        )
+    blocks = [events[begin : begin + _EVENTS_OF_BLOCK] for begin in range(0, len(events), _EVENTS_OF_BLOCK)]
+    hardware = {7: gpus, 9: [{1: gpu, 2: cuda, 3: process} for gpu, cuda, process in devices]}
+    tail = message({1: {1: 2**48, 2: [{number: one} for number, many in hardware.items() for one in many]}})
+    return report([block(part) for part in blocks], len(events), list(strings.values()), tail=tail)
+
+
+def _events_of(connection: sqlite3.Connection, layout: Layout, strings: dict[int, int]) -> Iterator[bytes]:
+    """The rows of a table of an export as events; `strings` numbers the texts of the report by the export's ids."""
+    stored = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({layout.table})")}
+    details = {name: key >> 3 for key, name in layout.columns.items() if name in stored}
+    common = {
+        layout.renamed.get(name, name): key >> 3
+        for key, name in _LAYOUT_OF[layout.payload].items()
+        if layout.renamed.get(name, name) in stored
+    }
+    columns = ", ".join(f'"{name}"' for name in (*common, *details))
+    named = {"demangledName", "shortName", "mangledName", "nameId", "textId"}
+    for row in connection.execute(f"SELECT {columns} FROM {layout.table}"):
+        values = {
+            name: strings[value] if name in named else value
+            for name, value in zip((*common, *details), row, strict=True)
+            if value is not None
+        }
+        fields: dict[int, object] = {
+            number: values[name].encode() if name == "text" else values[name]
+            for name, number in sorted(common.items(), key=lambda item: item[1])
+            if name in values
+        }
+        if layout.classes and "eventClass" not in stored:
+            fields[6] = layout.classes[0]
+        if layout.details is not None:
+            number = next(key >> 3 for key, name in _LAYOUT_OF["work"].items() if name == layout.details)
+            fields[number] = {number: values[name] for name, number in details.items() if name in values}
+        kind = values["eventType"] if layout.payload == "nvtx" else (layout.types or (48,))[-1]
+        yield event(kind, _PAYLOAD_FIELD[layout.payload], fields)

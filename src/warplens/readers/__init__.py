@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -32,18 +33,12 @@ from warplens.readers.nsys import NsysExport, NsysFolder, NsysReport
 from warplens.readers.opening import (
     EXPORT_ADVICE,
     Asked,
-    Input,
     Kind,
-    Reader,
     Slices,
     Wanted,
     absent,
-    compression_of,
-    content_head,
-    head_of,
     holds,
     kind_of,
-    reader_for,
 )
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
@@ -90,6 +85,13 @@ _COUNTERS: Final = Wanted[KernelCounters](
     },
 )
 
+#: Memory of the program itself, at least.
+_PROGRAM_BYTES: Final = 200_000_000
+
+#: Memory of a report per byte of a file, compressed or not, at most: an export takes seven times its size, and xz
+#: makes one up to twenty times smaller.
+_MOST_MEMORY_PER_BYTE: Final = 160
+
 _MEASUREMENTS: Final = (MeasurementsFile(),)
 
 #: All readers, the more specific first.
@@ -122,10 +124,10 @@ def read(
         progress: called with a short description of the current action.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
-        share: share of the recording to read, from its middle, for an SQLite export or a PyTorch trace that is too
-            large; recorded as a note. Other formats are read whole.
-        work_alone: whether to read GPU work and API calls alone from a PyTorch trace that is too large. Other formats
-            are read whole.
+        share: share of the recording to read, from its middle, for a profile that is too large; recorded as a note.
+            Folders of tables are read whole.
+        work_alone: whether to read GPU work and API calls alone from a report or a PyTorch trace that is too large.
+            Other formats are read whole.
         gpu: the name of the GPU (`H100 PCIe`, `MI300X`) for a profile that does not state it; its data sheet then gives
             the roofs.
 
@@ -172,24 +174,20 @@ def events_in(path: Path, memory: int) -> Mapping[str, int] | None:
     They count as rows of an SQLite export that take as much memory. None where they are not known, or where the file
     is so small that they fit into this many bytes of memory.
     """
-    found = _unconverted(path)
-    return None if found is None else found[0].events_in(found[1], memory)
+    if path.is_file() and memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * path.stat().st_size:
+        return None
+    try:
+        with _TRACES.opened(path, None) as (reader, file):
+            return reader.events_in(file, memory)
+    except UnreadableInputError:  # reading it says why
+        return None
 
 
-def slices(path: Path) -> Slices | None:
+@contextmanager
+def slices(path: Path, progress: Callable[[str], None] | None = None) -> Iterator[Slices | None]:
     """A profile of which `events_in` is known, to be read table by table; None if its GPU work can be read alone."""
-    found = _unconverted(path)
-    return None if found is None else found[0].slices(found[1])
-
-
-def _unconverted(path: Path) -> tuple[Reader[Trace], Input] | None:
-    """The reader of a file that is read as it is; None if it must be unpacked first, or has no reader."""
-    if path.is_dir():
-        return None
-    reader, compression = reader_for(_TRACES.readers, content_head(path)), compression_of(head_of(path))
-    if reader is None or (compression is not None and not reader.unpacks):
-        return None
-    return reader, Input(path, path, compression)
+    with _TRACES.opened(path, progress) as (reader, file), reader.slices(file) or nullcontext() as sliced:
+        yield sliced
 
 
 def refusal(path: Path) -> UnreadableInputError:

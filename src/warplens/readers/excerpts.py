@@ -1,23 +1,27 @@
 """An excerpt of a recording that is too large to be read completely: a time span in the middle of the events.
 
 It is cut so that complete steps stay complete: a host call belongs to it by its begin, GPU work by the call that issued
-it, and a range cut by only one edge of the span is left out, as only part of its work would be there.
+it, and a range cut by only one edge of the span is left out, as only part of its work would be there. Calls and work of
+a short time before the span are read, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
 
+from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES
 
 #: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
+#: As much is read before the span: why the GPU waits at the begin of a step depends on the work before it.
 _MAX_QUEUE_SHARE: Final = 0.05
 
 #: The note that only the events of some tables were read, for the whole recording.
@@ -40,17 +44,23 @@ class Excerpt:
     share: float
 
     @classmethod
-    def of(cls, begins: Int64s, share: float) -> Excerpt | None:
-        """The middle span with this share of a sample of events; None if they are too few to tell.
+    def of(cls, samples: Iterable[Int64s], share: float, known_as: Path) -> Excerpt:
+        """The middle span with this share of a sample of events.
 
         Args:
-            begins: begins of the sampled events, in any order.
+            samples: begins of sampled events, in any order, of several kinds: the first that tells is used.
             share: between 0 and 1.
+            known_as: the file that the user named.
+
+        Raises:
+            UnreadableInputError: there are too few events.
         """
-        if len(begins) < 2:  # one event has no span
-            return None
-        low, high = np.quantile(begins, [(1 - share) / 2, (1 + share) / 2], method="nearest").tolist()
-        return cls(low, max(high, low + 1), share)
+        for begins in samples:
+            if len(begins) >= 2:  # one event has no span
+                low, high = np.quantile(begins, [(1 - share) / 2, (1 + share) / 2]).astype(np.int64).tolist()
+                return cls(low, max(high, low + 1), share)
+        found = "it holds no event of which a part could be read"
+        raise UnreadableInputError(known_as, found, "Allow more memory with --memory")
 
     @property
     def _queued_ns(self) -> int:
@@ -63,12 +73,11 @@ class Excerpt:
             start: their begins.
             end: their ends; for an event without one, its begin.
         """
-        inside = (start >= self.start_ns) & (start < self.end_ns)
-        if table in WORK_TABLES:
-            return (start >= self.start_ns) & (start < self.end_ns + self._queued_ns)
-        if table != "ranges":
-            return inside
-        return (inside & (end <= self.end_ns)) | ((start < self.start_ns) & (end > self.end_ns))
+        if table == "ranges":
+            inside = (start >= self.start_ns) & (end <= self.end_ns)
+            return inside | ((start < self.start_ns) & (end > self.end_ns))
+        last = self.end_ns + self._queued_ns if table in WORK_TABLES else self.end_ns
+        return (start >= self.start_ns - self._queued_ns) & (start < last)
 
     def issued_in(self, work: pl.DataFrame, calls: pl.DataFrame | None, start: str, by: Sequence[str]) -> pl.DataFrame:
         """The GPU work issued by the excerpt's calls; without known calls, work that begins well inside the span.
@@ -82,8 +91,8 @@ class Excerpt:
         inside = pl.col(start) < self.end_ns
         if calls is None or not calls.height:
             return work.filter(inside)
-        # Work still queued from calls before the span begins first.
-        inside &= pl.col(start) >= self.start_ns + self._queued_ns
+        # Work still queued from calls that are not read begins first.
+        inside &= pl.col(start) >= self.start_ns
         issuing = calls.select(by).unique().with_columns(issued=pl.lit(value=True))
         work = work.join(issuing, on=by, how="left", maintain_order="left")
         return work.filter(pl.col("issued").is_not_null() | inside).drop("issued")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +88,7 @@ def in_slices(question: Question, profile: Path, window: str, **own_options: Any
         window: `all` or `START:END`; steps and ranges need the whole profile.
         own_options: options of the question.
     """
-    with progress(f"reading {profile.name} in slices") as tell, slices(profile) or nullcontext() as sliced:
+    with progress(f"reading {profile.name} in slices") as tell, slices(profile, tell) as sliced:
         if sliced is not None and question.counted is not None:
             capture = sliced.capture
             limits = Timeline(Trace(capture)).window(window)

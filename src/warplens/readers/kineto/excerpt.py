@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from warplens.errors import UnreadableInputError
 from warplens.profile.schema import Int64s
 from warplens.readers.excerpts import Excerpt
 from warplens.readers.kineto.document import BLOCK_BYTES, Source, last_boundary, padded
@@ -84,13 +83,9 @@ def excerpt_of(path: Path, known_as: Path, compression: str | None, share: float
         UnreadableInputError: no events were found.
     """
     begins = _sampled(path, compression, path.stat().st_mtime_ns).begins
-    for kinds in (GPU_KINDS, ("call",), ("operator",), KINDS):
-        found = [part for kind in kinds for part in begins[kind]]
-        if found and (excerpt := Excerpt.of(np.concatenate(found), share)) is not None:
-            return excerpt
-    raise UnreadableInputError(
-        known_as, "it holds no event of which a part could be read", "Allow more memory with --memory"
-    )
+    kinds = (GPU_KINDS, ("call",), ("operator",), KINDS)
+    found = ([part for kind in group for part in begins[kind]] for group in kinds)
+    return Excerpt.of((np.concatenate(parts) for parts in found if parts), share, known_as)
 
 
 @lru_cache(maxsize=4)

@@ -60,7 +60,7 @@ class NsysExport(Reader[Trace]):
     def slices(self, file: Input) -> Slices:
         from warplens.readers.nsys.slices import Slices as ExportSlices
 
-        return ExportSlices(file.path)
+        return ExportSlices(file.path, file.known_as)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.nsys.scrub import copy_nsys
@@ -98,8 +98,13 @@ class NsysReport(Reader[Trace]):
     def read(self, file: Input, asked: Asked) -> Trace:
         from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 
-        trace = read_nsys_rep(file.path, file.known_as, file.progress, asked.launch_configuration)
+        trace = read_nsys_rep(file.path, file.known_as, file.progress, asked)
         return with_note_on_age(trace, file.known_as)
+
+    def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
+        from warplens.readers.nsys.report import rows_in
+
+        return rows_in(file.path, file.known_as)
 
     def original(self, file: Input, folder: Path) -> Input:
         from warplens.readers.nsys.conversion import convert

@@ -23,6 +23,7 @@ from warplens.errors import UnreadableInputError
 from warplens.patterns import lazy_pattern
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers.limits import CACHE_BYTES
+from warplens.readers.opening import Asked
 
 _EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
@@ -276,15 +277,13 @@ _AGE_S = 60.0
 _EXPORTS, _REPORTS = (".sqlite",), (".nsys-rep", ".qdrep")
 
 
-def read_nsys_rep(
-    path: Path, known_as: Path, report: Callable[[str], None], launch_configuration: bool = True
-) -> Trace:
+def read_nsys_rep(path: Path, known_as: Path, report: Callable[[str], None], asked: Asked) -> Trace:
     """The trace of an Nsight Systems report; a note says if an installed nsys had to convert it.
 
     Args:
         known_as: the file that the user named; `path` may be unpacked from it.
         report: receives short progress messages.
-        launch_configuration: whether to read how kernels were launched.
+        asked: what to read; of a converted report the share and work alone are not known in advance.
 
     Raises:
         UnreadableInputError: the report is damaged, or its format is unknown and no installed nsys can convert it.
@@ -293,13 +292,13 @@ def read_nsys_rep(
     from warplens.readers.nsys.report_container import NotUnderstoodError
 
     try:
-        return read_nsys_report(path, known_as, report, launch_configuration)
+        return read_nsys_report(path, known_as, report, asked)
     except NotUnderstoodError as error:
         reason = error.reason
     from warplens.readers.nsys.export import read_nsys_sqlite
 
     report(f"{known_as.name}: {reason}")
-    trace = read_nsys_sqlite(converted(path, known_as, report), known_as, report, launch_configuration)
+    trace = read_nsys_sqlite(converted(path, known_as, report), known_as, report, asked.launch_configuration)
     text = f"The report was converted by the installed nsys, because {reason}."
     note = Note("converted-report", NoteLevel.INFO, text, None)
     return replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))

@@ -68,10 +68,7 @@ def load(
         progress: receives the percentage read.
         excerpt: the part of the recording to read; None for all.
     """
-    plans = [plan_of(file, source) for source in sources if source.table in file.tables]
-    if excerpt is not None:
-        start, end = pl.col("start"), pl.col("end").fill_null(pl.col("start"))
-        plans = [replace(plan, within=excerpt.holds(plan.source.trace_table, start, end)) for plan in plans]
+    plans = [plan_of(file, source, excerpt) for source in sources if source.table in file.tables]
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
         # A table with texts is one long task: submitted last, it would run alone at the end.
@@ -125,8 +122,8 @@ def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
     return raw
 
 
-def plan_of(file: Tables, source: Source) -> Plan:
-    """The plan to read a source from a file that has its table."""
+def plan_of(file: Tables, source: Source, excerpt: Excerpt | None = None) -> Plan:
+    """The plan to read a source, or an excerpt of it, from a file that has its table."""
     available = file.tables[source.table]
     selected: dict[str, str] = {}
     texts: list[str] = []
@@ -147,7 +144,11 @@ def plan_of(file: Tables, source: Source) -> Plan:
         else:
             absent.append(field.absent.alias(field.name))
     query = f"SELECT {', '.join(selected.values())} FROM {quoted(source.table)} WHERE {source.where}"  # noqa: S608
-    return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent))
+    within = None
+    if excerpt is not None:
+        start, end = pl.col("start"), pl.col("end").fill_null(pl.col("start"))
+        within = excerpt.holds(source.trace_table, start, end)
+    return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent), within)
 
 
 def _no_rows(plan: Plan) -> pl.DataFrame:

@@ -12,19 +12,25 @@ are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Note, NoteLevel, Trace
-from warplens.readers.nsys.export import Loaded, plan_of, put_together, shaped, sources_of
+from warplens.profile.schema import Int64s
+from warplens.profile.trace import WORK_TABLES
+from warplens.readers.excerpts import IN_SLICES, Excerpt
+from warplens.readers.nsys.export import Loaded, event_window, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
-from warplens.readers.nsys.tables import STRINGS, Source, TablesInMemory
+from warplens.readers.nsys.tables import SOURCES, STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
+from warplens.readers.opening import Asked
 from warplens.wire import BYTES, VARINT, Message, fields_of, varint
 
 #: Fields of the target, of the recording options, of a process in them, and of the origin.
@@ -165,6 +171,9 @@ def _value(message: Message, field: int) -> str | int | None:
 
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 
+#: Tables of GPU work and API calls.
+_WORK = frozenset(source.table for source in SOURCES if source.trace_table in (*WORK_TABLES, "api_calls"))
+
 #: Rows of a table shaped at once: enough to hide the cost of a call, few enough to save memory.
 _ROWS_AT_ONCE = 250_000
 
@@ -183,51 +192,113 @@ _SEVERITIES = (2, 3)
 _EXPORT = "nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 
-def read_nsys_report(
-    path: Path, known_as: Path, report: Callable[[str], None], launch_configuration: bool = True
-) -> Trace:
+def read_nsys_report(path: Path, known_as: Path, report: Callable[[str], None], asked: Asked) -> Trace:
     """The trace of an Nsight Systems report.
 
     Args:
         known_as: the file that the user named; `path` may be unpacked from it.
         report: receives short progress messages.
-        launch_configuration: whether to read how kernels were launched.
+        asked: what to read.
 
     Raises:
         NotUnderstoodError: the report's storage format is unknown.
         UnreadableInputError: the report is damaged, cut off, or lacks what every report has.
     """
+    part = _excerpt(path, known_as, asked.share) if asked.share < 1 else None
     with opened(path, known_as) as source:
         facts = Facts(source)
         try:
             report(f"{known_as.name}: reading the events")
             seen = Seen()
-            loaded = _loaded(source, facts, seen, report, launch_configuration)
+            loaded = _loaded(source, facts, seen, report, asked, part)
+            window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
+            if asked.work_alone:
+                loaded = {table: rows for table, rows in loaded.items() if table in _WORK}
             report(f"{known_as.name}: putting the trace together")
-            trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep")
+            trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep", part)
         finally:
             facts.close()
-    return replace(trace, capture=_capture(trace.capture, seen))
+    if not asked.work_alone:
+        return replace(trace, capture=_capture(trace.capture, seen))
+    return replace(trace, capture=replace(trace.capture, window_ns=window, notes=(IN_SLICES,)))
+
+
+@dataclass
+class _Sampled:
+    """Events in samples of a report, by the table of the trace that they belong to."""
+
+    events: int = 0  #: of the whole report
+    sampled_events: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    begins: dict[str, list[Int64s]] = field(default_factory=dict)
+
+
+#: Blocks of a report that are sampled, each with some four thousand events.
+_SAMPLES = 256
+
+#: Memory for an event, compared with one of an SQLite export: a report has all names in memory, and batches of rows.
+_MEMORY_OF_ROW = 1.12
+
+
+def rows_in(path: Path, known_as: Path) -> dict[str, int] | None:
+    """Estimate of the rows of each table of the trace; None for a report that this reader does not know."""
+    try:
+        sampled = _sampled(path, known_as, path.stat().st_mtime_ns)
+    except UnreadableInputError:  # reading it says why
+        return None
+    scale = _MEMORY_OF_ROW * sampled.events / max(sampled.sampled_events, 1)
+    return {name: round(scale * count) for name, count in sampled.counts.items()}
+
+
+def _excerpt(path: Path, known_as: Path, share: float) -> Excerpt:
+    begins = _sampled(path, known_as, path.stat().st_mtime_ns).begins
+    tables = (name for name in (*WORK_TABLES, "api_calls", "ranges") if name in begins)
+    return Excerpt.of((_spread(begins[name]) for name in tables), share, known_as)
+
+
+def _spread(blocks: Sequence[Int64s]) -> Int64s:
+    """The begins of events, of many blocks one of each: events of a block follow each other, so it stands for a gap."""
+    steps = [max(len(begins) * len(blocks) // _SAMPLES, 1) for begins in blocks]
+    return np.concatenate([begins[step // 2 :: step] for begins, step in zip(blocks, steps, strict=True)])
+
+
+@lru_cache(maxsize=4)
+def _sampled(path: Path, known_as: Path, _modified_ns: int) -> _Sampled:
+    table_of = {source.table: source.trace_table for source in SOURCES}
+    with opened(path, known_as) as file, file.understood():
+        seen, sampled = Seen(), _Sampled(file.event_count)
+        for block, span in file.sample(_SAMPLES):
+            for table, frame in decoded(block, [span], seen, launch_configuration=False):
+                if (name := table_of.get(table)) is not None:
+                    sampled.counts[name] = sampled.counts.get(name, 0) + frame.height
+                    sampled.begins.setdefault(name, []).append(frame["start"].drop_nulls().to_numpy())
+    sampled.sampled_events = seen.events
+    return sampled
 
 
 def _loaded(
-    file: Report, facts: Facts, seen: Seen, report: Callable[[str], None], launch_configuration: bool
+    file: Report, facts: Facts, seen: Seen, report: Callable[[str], None], asked: Asked, part: Excerpt | None
 ) -> dict[str, Loaded]:
-    """The rows of all tables that the report has events for, in its order."""
+    """The rows of the tables that the report has events for, in its order; of an excerpt those that may be in it.
+
+    If work alone is asked for, rows of other tables have nothing but their times.
+    """
     for layout in LAYOUTS:
         if layout.table != _DIAGNOSTICS:
             facts.declare(layout.table, layout.names)
     # Calls recorded a second time with their backtrace have a class of their own; this table makes `sources_of` read
     # it.
     facts.declare("CUDA_CALLCHAINS", ())
-    sources = sources_of(facts, RANGE_KINDS, launch_configuration)
-    tables = {source.table: _Rows(facts, source) for source in sources if source.table in facts.tables}
+    sources = sources_of(facts, RANGE_KINDS, asked.launch_configuration)
+    if asked.work_alone:
+        sources = [source if source.table in _WORK else source.times_alone for source in sources]
+    tables = {source.table: _Rows(facts, source, part) for source in sources if source.table in facts.tables}
     diagnostics: list[tuple[object, ...]] = []
     shown_tenths = 0
     # One thread decodes 1.8 M events/s, two 1.4 and four 1.0: the array operations are too short to overlap.
     for block, spans, share in file.blocks():
         with file.understood():
-            for table, frame in decoded(block, spans, seen, launch_configuration):
+            for table, frame in decoded(block, spans, seen, asked.launch_configuration):
                 if table in tables:
                     tables[table].add(frame)
                 else:
@@ -247,8 +318,8 @@ def _loaded(
 class _Rows:
     """The rows of one table as they arrive, shaped in batches so that only the trace's own columns are kept."""
 
-    def __init__(self, facts: Facts, source: Source) -> None:
-        self._facts, self._plan = facts, plan_of(facts, source)
+    def __init__(self, facts: Facts, source: Source, part: Excerpt | None) -> None:
+        self._facts, self._plan = facts, plan_of(facts, source, part)
         self._raw: list[pl.DataFrame] = []
         self._waiting = 0
         self._shaped: list[pl.DataFrame] = []

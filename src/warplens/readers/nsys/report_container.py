@@ -138,6 +138,19 @@ class Report:
                 yield Bytes(b"".join(parts)), spans, share
                 parts, spans, size = [], [], 0
 
+    def sample(self, count: int) -> Iterator[tuple[Bytes, tuple[int, int]]]:
+        """So many blocks of events, evenly spread over the report, each with the span of the list of events in it."""
+        positions = []
+        position = self._first_block
+        while position < self._strings_at:
+            positions.append(position)
+            packed, position = self._number(position)
+            position = self._number(position)[1] + packed
+        chosen = {index * len(positions) // count for index in range(count)} if positions else ()
+        for number in sorted(chosen):
+            block, _ = self._block(positions[number], limits.EVENT_BLOCK_BYTES)
+            yield Bytes(block), self._framed(block)
+
     def message(self, name: str) -> bytes:
         """The content of a small section; empty if there is no section of this name."""
         section = self._sections.get(name, Section(0, 0))

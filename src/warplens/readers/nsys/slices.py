@@ -33,8 +33,8 @@ _LOOSE_ROWS: Final = 2_000_000
 class Slices:
     """An export of which a table is read in parts. A context manager."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = SqliteFile(path)
+    def __init__(self, path: Path, known_as: Path) -> None:
+        self._file = SqliteFile(path, known_as)
         if not looks_like_nsys(self._file.tables):
             with self._file:
                 raise not_nsys(self._file)

@@ -137,6 +137,12 @@ class Source:
     fields: tuple[Field, ...]  #: the trace's columns, and further ones that the reader needs
     where: str = ALL_ROWS  #: SQL condition on the rows
 
+    @property
+    def times_alone(self) -> Source:
+        """The same rows with nothing but their times."""
+        times = (field for field in self.fields if field.name in ("start_ns", "end_ns", "time_ns"))
+        return replace(self, fields=tuple(times))
+
 
 def _string(name: str, *columns: str) -> Field:
     return Field(name, columns, is_string=True, required=True)
@@ -309,10 +315,8 @@ _SAMPLED_ROWS: Final = 2_000
 
 def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
     """The middle span of an export that holds this share of its events, by GPU work, else calls, else ranges."""
-    for table in _tables(file, (*WORK_TABLES, "api_calls", "ranges")):
-        if (excerpt := Excerpt.of(_begins(file, table), share)) is not None:
-            return excerpt
-    raise file.unreadable("it holds no event of which a part could be read")
+    tables = _tables(file, (*WORK_TABLES, "api_calls", "ranges"))
+    return Excerpt.of((_begins(file, table) for table in tables), share, file.known_as)
 
 
 def _tables(file: SqliteFile, names: Sequence[str]) -> list[str]:
