@@ -110,6 +110,12 @@ def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
     return blocked
 
 
+def time_inside(intervals: Intervals, spans: pl.DataFrame) -> Int64s:
+    """How much of each of these spans (`start_ns`, `end_ns`) the disjoint intervals cover."""
+    begins, ends = (spans[name].to_numpy() for name in ("start_ns", "end_ns"))
+    return measure_before(intervals, ends) - measure_before(intervals, begins)
+
+
 def needed_ns(host: HostLoad, work: pl.DataFrame, parts: npt.NDArray[np.int32]) -> int:
     """Host time to issue this work: from the first to the last launch of each part, less the waits.
 

@@ -26,13 +26,14 @@ from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
-from warplens.diagnosis.findings import ISSUING, PASSES, UnprofiledStep
+from warplens.diagnosis.findings import ISSUING, UnprofiledStep
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
+from warplens.profile.peaks import Peaks, peaks_of
 from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
 from warplens.profile.trace import WORK_KINDS
 
@@ -126,6 +127,21 @@ class Facts:
     #: cached answers of functions marked `once` or `remembered`
     answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def lengths(self) -> Int64s:
+        """Duration of each piece of work."""
+        return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
+
+    @property
+    def pause_lengths(self) -> Int64s:
+        """Duration of each pause."""
+        return (self.gaps["end_ns"] - self.gaps["start_ns"]).to_numpy()
+
+    @cached_property
+    def peaks(self) -> tuple[Peaks, ...]:
+        """The peak rates of the GPUs, as far as they are known."""
+        return tuple(peaks for device in self.devices if (peaks := peaks_of(device)) is not None)
+
     @cached_property
     def busy_ns(self) -> int:
         """Time during which GPUs worked."""
@@ -134,7 +150,7 @@ class Facts:
     @cached_property
     def idle_ns(self) -> int:
         """Time during which GPUs were idle."""
-        return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
+        return int(self.pause_lengths.sum())
 
     @property
     def wall_ns(self) -> int:
@@ -209,6 +225,16 @@ class Facts:
         """Idle time of these causes; 0 for unknown causes."""
         return sum(self.causes[cause].total for cause in causes if cause in self.causes)
 
+    @property
+    def issuing_ns(self) -> int:
+        """Idle time in which the host issued work, which tracing slows down."""
+        return self.idle(*ISSUING)
+
+    @property
+    def other_ns(self) -> int:
+        """Idle time of the host or the program in which it did not issue work."""
+        return max(self.idle_ns - self.issuing_ns - self.idle("submission", "profiler"), 0)
+
     @cached_property
     def host_needed_ns(self) -> int:
         """Host time to issue the work, without waits for a busy GPU."""
@@ -224,8 +250,7 @@ class Facts:
         work are added.
         """
         host = int(self.unprofiled_host_ns)
-        other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
-        return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
+        return max(self.busy_ns - saved_ns, min(host, self.wall_ns - self.other_ns)) + self.other_ns
 
     @property
     def unprofiled_share(self) -> float:
@@ -240,7 +265,7 @@ class Facts:
     @property
     def added_ns(self) -> int:
         """Idle time that the profiler added by slowing down launches and by blocking the host."""
-        return int((1 - self.unprofiled_share) * self.idle(*ISSUING)) + self.idle("profiler")
+        return int((1 - self.unprofiled_share) * self.issuing_ns) + self.idle("profiler")
 
     @cached_property
     def alike(self) -> bool:
@@ -348,7 +373,7 @@ class Facts:
         """Whether a compiler generated most of the work that is no product: compiling it again would gain nothing."""
         program = self.program
         generated = program.marked("generated")
-        others = generated | program.labelled(*PASSES)
+        others = generated | program.passes
         return bool(program.own_ns[generated].sum() > self.thresholds.dominant_share * program.own_ns[others].sum())
 
     @cached_property
@@ -411,8 +436,8 @@ class Facts:
 
     def wall_of_phase(self, phase: str) -> int:
         """The time of the work of one phase, and of the pauses that it ended."""
-        pauses = self.gaps.filter(pl.col("phase") == phase)
-        return self.own_ns_having("phase", phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
+        pauses = self.pause_lengths[(self.gaps["phase"] == phase).to_numpy()]
+        return self.own_ns_having("phase", phase) + int(pauses.sum())
 
     def hand_over_to_phases(self) -> list[Facts]:
         """The facts of each phase that has any time: its work, and the pauses that it ended.

@@ -26,9 +26,6 @@ from warplens.profile.trace import GRID_BLOCKS
 #: Rows kept of each rank's tables; only the largest are compared.
 _MOST_ROWS: Final = 400
 
-#: Idle causes that are neither the host's nor the program's.
-_NOT_OF_HOST: Final = ("submission", "profiler")
-
 _STALL: Final = HostStall()
 
 
@@ -105,6 +102,10 @@ class Run:
         """Mean duration of a rank's window."""
         return sum(facts.wall_ns for facts in self.ranks.values()) / max(len(self.ranks), 1)
 
+    def shares(self, spent_ns: Mapping[int, float]) -> dict[int, float]:
+        """Rank → these times of ranks, of their windows."""
+        return {rank: spent / max(self.ranks[rank].wall_ns, 1) for rank, spent in spent_ns.items()}
+
     def summary(self, rank: int) -> RankSummary:
         """Summary of this rank's profile."""
         return self.result.summaries[self.result.ranks.index(rank)]
@@ -112,13 +113,12 @@ class Run:
 
 def rank_facts(facts: Facts) -> RankFacts:
     """Data of one rank for the comparison with others."""
-    issuing = facts.idle(*ISSUING)
     return RankFacts(
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
         host_ns=facts.host_needed_ns,
-        issuing_ns=issuing,
-        other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_NOT_OF_HOST), 0),
+        issuing_ns=facts.issuing_ns,
+        other_ns=facts.other_ns,
         unprofiled_share=facts.unprofiled_share,
         before_communication_ns=_before_communication(facts),
         exposed_ns=int(facts.work.filter(pl.col("label") == "communication")["own_ns"].sum()),
@@ -209,8 +209,7 @@ def _handling_ns(facts: Facts) -> int:
     threads = ranges.select("start_ns", "end_ns", "process", "thread").filter(named)
     spent = 0
     for part in threads.partition_by("process", "thread"):
-        spans = Intervals(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-        spent += total(clip(union(spans), facts.window.start_ns, facts.window.end_ns))
+        spent += total(clip(union(Intervals.of(part)), facts.window.start_ns, facts.window.end_ns))
     return spent
 
 

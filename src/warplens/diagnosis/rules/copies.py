@@ -12,14 +12,12 @@ import polars as pl
 from warplens.analysis.frames import once
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
     IDLE_NS,
     IDLE_SHARE,
@@ -28,6 +26,7 @@ from warplens.diagnosis.rule import (
     Limit,
     Rule,
     bringing,
+    first_of,
     gain_of,
     modelled,
     predicted,
@@ -153,7 +152,7 @@ class BlockingCopy(Rule):
         if not claimed:
             return None
         copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
-        copying_ns = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
+        copying_ns = total(union(Intervals.of(copies)))
         moved = int(copies["bytes"].sum())
         pageable = copies.filter("pageable")
         from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
@@ -198,13 +197,12 @@ class BlockingCopy(Rule):
         return self.raised(
             facts,
             claimed,
-            title="Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
-            if stays
-            else self.pieces_title
-            if at_once is not None
-            else "Copies from pageable memory delay the work"
-            if unpinned
-            else "Copies between host and GPU run while nothing computes",
+            title=first_of(
+                (stays, "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"),
+                (at_once is not None, self.pieces_title),
+                (unpinned, "Copies from pageable memory delay the work"),
+                default="Copies between host and GPU run while nothing computes",
+            ),
             confidence="high" if unpinned and facts.sure else "medium",
             evidence={
                 "exposed_copy_ns": claims.busy_ns(self.id),
@@ -218,12 +216,12 @@ class BlockingCopy(Rule):
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *((_STAYING,) if stays else ()),
-                *((_ALL_PIECES,) if at_once is not None else ()),
-                *((less,) if link_bound else ()),
+                _STAYING if stays else None,
+                _ALL_PIECES if at_once is not None else None,
+                less if link_bound else None,
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *self._once(facts, stays=stays),
-                *(() if link_bound else (less,)),
+                None if link_bound else less,
             ),
             on_gpu=True,
             kept=0.0 if stays else self.kept_share,
@@ -275,7 +273,7 @@ class BlockingCopy(Rule):
         if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):
             return ones_at(facts, rows[large])
         firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
-        starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
+        starts, products = work["start_ns"].to_numpy(), program.products
         np.minimum.at(firsts, program.step[products], starts[products])
         inside = sent & large & (starts[rows] > firsts[program.step[rows]])
         if inside.sum() < self.least_inside * facts.steps:
@@ -305,7 +303,7 @@ class BlockingCopy(Rule):
 
     def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
         """Whether several of these copies of a step have products between them."""
-        starts, products = facts.work["start_ns"].to_numpy(), facts.program.labelled(*PRODUCTS)
+        starts, products = facts.work["start_ns"].to_numpy(), facts.program.products
         before = np.searchsorted(np.sort(starts[products]), starts[sent])
         return len(np.unique(before)) >= self.least_inside * facts.steps
 
@@ -413,7 +411,7 @@ class AllocatorChurn(Rule):
         if calls < facts.thresholds.allocations_per_step:
             return None
         claimed = claims.idle_ns(self.id)
-        is_whole = facts.phase is None
+        is_whole, pooled = facts.phase is None, modelled(facts, "cached-allocation")
         return self.raised(
             facts,
             claimed,
@@ -423,28 +421,27 @@ class AllocatorChurn(Rule):
                 **seen_idle(facts, claims, self.id),
                 "allocation_calls_per_step": calls if is_whole else None,
                 "allocation_call_ns_per_step": facts.host.allocation_ns / facts.process_steps if is_whole else None,
-                "gpu_busy_share": facts.busy_share,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *(() if facts.sure else (STEPS_ONLY,)),
+                None if facts.sure else STEPS_ONLY,
                 Remedy(
                     "Let the caching allocator keep its memory",
                     "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
                     "# outside of PyTorch: cudaMallocAsync, with the release threshold of its pool raised",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
                 Remedy(
                     "Keep the allocator from running out of memory and retrying",
                     "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
                     "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
                     "# (torch.cuda.memory_stats()['num_alloc_retries'])",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
                 Remedy(
                     "Reuse buffers",
                     "# allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),

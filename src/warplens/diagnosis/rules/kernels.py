@@ -13,10 +13,9 @@ from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
     OTHER_BATCHES,
     Limit,
@@ -27,7 +26,6 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
-from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 
 #: Passes that need all numbers of a row before their result is known: a fused pass ends there.
@@ -153,7 +151,6 @@ class MemoryBandwidth(Rule):
                 "memory_kernels_ns": time,
                 "memory_kernels_share": share,
                 "fusible_ns": claims.busy_ns(self.id),
-                "gpu_busy_share": facts.busy_share,
                 "measured_of_kernel_time_share": measured_ns / kernels_ns if kernels_ns and measured_ns else None,
                 "memory_roof_median_share": number(shares.median()),
             },
@@ -268,6 +265,7 @@ class TensorCompute(Rule):
         products = facts.work.select(is_product.fill_null(value=False)).to_series()
         near = counted and at_roof > limits.dominant_share * counted
         return self.described(
+            facts,
             title="Matrix products take most of the time of a busy GPU"
             + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
@@ -276,7 +274,6 @@ class TensorCompute(Rule):
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
                 "on_tensor_cores_share": on_cores / known if 2 * known > time else None,
-                "gpu_busy_share": facts.busy_share,
                 "at_tensor_roof_share": at_roof / counted if counted else None,
             },
             where=kernel_names(facts, facts.work["own_ns"] * products),
@@ -304,10 +301,10 @@ class TensorCompute(Rule):
 
 def _could_be_narrower(facts: Facts) -> bool:
     """Whether the GPU multiplies 8-bit floats, and most of the products' time is not yet in 8 bits or fewer."""
-    if not any("fp8" in peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None):
+    if not any("fp8" in peaks.flops_per_s for peaks in facts.peaks):
         return False
     program = facts.program
-    spent = program.own_ns * program.labelled(*PRODUCTS)
+    spent = program.own_ns * program.products
     return bool(2 * spent[program.marked("quantized")].sum() < spent.sum())
 
 
@@ -327,12 +324,12 @@ def filled_share(facts: Facts) -> Float64s:
     program = facts.program
     filled = facts.work["fill_share"].fill_null(float("nan")).to_numpy().copy()
     counts = [device.sm_count for device in facts.devices if device.sm_count]
-    duration = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
+    duration = facts.lengths
     short = duration < facts.thresholds.bandwidth_kernel_ns
     grids = facts.timeline.trace.kernels["grid_x"]
     if not counts or not short.any() or grids.null_count() == grids.len():
         return filled
-    passes = np.flatnonzero(program.labelled(*PASSES) & short)
+    passes = np.flatnonzero(program.passes & short)
     filled[passes] = np.fmin(filled[passes], program.threads(passes) / (min(counts) * _THREADS))
     products = np.flatnonzero(program.labelled("gemm") & short)
     products = products[program.blocks(products) <= min(counts)]
@@ -354,7 +351,6 @@ def as_one_batch(passes: int) -> Remedy:
         f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
         "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch instead of accumulation\n"
         "# if all passes share an input (one picture, many questions): encode it once and keep the result",
-        GAIN,
     )
 
 
@@ -381,9 +377,8 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     # Only a part of the window is replayed.
     known = facts.replayed_rows >= 0
     rows = facts.replayed_rows[known]
-    optimizer = facts.program.having("phase", "optimizer")[rows] | facts.program.labelled("optimizer")[rows]
     share, calls = np.zeros(len(known)), np.where(known, batch.freed, 0.0)
-    share[known] = np.where(optimizer, batch.freed, batch.saved_share(facts, filled, rows))
+    share[known] = np.where(facts.program.optimizing[rows], batch.freed, batch.saved_share(facts, filled, rows))
     return facts.pace.gain(less=Less(share, calls, stalls))
 
 
@@ -477,7 +472,7 @@ class SmallKernels(Rule):
         program, order = facts.program, facts.program.order
         counted = program.is_kernel & ~program.labelled("communication")
         owned = int(program.own_ns[counted].sum())
-        duration = int((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[counted].sum())
+        duration = int(facts.lengths[counted].sum())
         concurrent = max(duration / owned, 1.0) if owned else 1.0
         empty = 1 - np.clip(np.nan_to_num(filled_share(facts), copy=False, nan=1.0) * concurrent, 0.0, 1.0)
         empty[~counted] = 0.0
@@ -498,7 +493,7 @@ class SmallKernels(Rule):
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
         lengths, of_small = small["length"], int(small["own_ns"].sum())
-        is_short = (facts.work["end_ns"] - facts.work["start_ns"] < self.long_ns).to_numpy()
+        is_short = facts.lengths < self.long_ns
         of_short = float((facts.program.own_ns * empty)[is_short].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
@@ -543,7 +538,6 @@ class SmallKernels(Rule):
                 "small_kernel_median_ns": number(lengths.median()),
                 "small_kernels_per_step": lengths.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
-                "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
             title="The GPU takes longer to start short kernels than to run them"
@@ -552,7 +546,7 @@ class SmallKernels(Rule):
             if 2 * claimed >= facts.program.own_ns[empty > 0].sum()
             else self.part_title,
             remedies=(
-                *((as_one_batch(passes.count),) if merged is not None else ()),
+                as_one_batch(passes.count) if merged is not None else None,
                 *(
                     remedy if merged is None or GAIN not in remedy.expected else bringing(remedy, alone, self.model)
                     for remedy in others

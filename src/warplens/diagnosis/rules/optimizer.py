@@ -10,8 +10,8 @@ import polars as pl
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing, remembered
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.rule import IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing, remembered
 from warplens.diagnosis.structure import backward_work, started_share
 from warplens.profile.schema import Bools, Float64s
 
@@ -231,7 +231,7 @@ class UnfusedOptimizer(Rule):
             if looped
             else (
                 *((_FEW_GROUPS, bringing(_FUSED_STEP, None)) if many else (_FUSED_STEP,)),
-                *(() if foreach else (on_lists,)),
+                None if foreach else on_lists,
             ),
             issuing_ns=claims.issuing_ns[self.id],
             claims=claims,
