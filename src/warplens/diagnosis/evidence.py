@@ -312,7 +312,6 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
     """Intervals in which calls of the window load code.
 
     Args:
-        facts: the window.
         slow_launches: include launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
             Programming Guide, "Lazy Loading"); no other launch onto an idle GPU takes that long.
     """

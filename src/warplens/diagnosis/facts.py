@@ -663,7 +663,6 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most:
     None for a phase, and none if most of the time lies outside all ranges.
 
     Args:
-        facts: the window.
         rows: row of `Trace.ranges` of each piece; null for none.
         amounts: time of each piece.
         most: how many names.
@@ -697,7 +696,6 @@ def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tup
     """The short names of the kernels with the largest summed times, the largest first; none for a phase.
 
     Args:
-        facts: the window.
         amounts: time of each piece of its work; only kernels have names.
         most: how many names.
     """

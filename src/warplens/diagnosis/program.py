@@ -121,7 +121,6 @@ class Program:
     """The pieces of work of a window in stream order. Arrays have one value per row of `Facts.work`.
 
     Attributes:
-        facts: the window.
         order: rows of `Facts.work`, by device, stream and start.
     """
 

@@ -49,8 +49,10 @@ PRECEDENCES: Final[tuple[Precedence, ...]] = ("inferred", "structure", "measured
 GPU_BUSY_SHARE: Final = {"gpu_busy_share": "of the window, over its GPUs"}
 IDLE_NS: Final = {"idle_ns": "idle time that the finding claims"}
 IDLE_SHARE: Final = {"idle_share": "that idle time, of the window"}
-LAUNCHES_BEHIND_NS: Final = {
-    "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause"
+SEEN_IDLE: Final = {
+    **IDLE_NS,
+    **IDLE_SHARE,
+    "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause",
 }
 LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels; for the optimizer, its own"}
 
@@ -226,7 +228,6 @@ class Rule:
         """The finding, unless its gain is below `raise_ceiling`.
 
         Args:
-            facts: the window.
             claimed_ns: wall time that the cause claims.
             confidence, where, title: as in `Finding`.
             evidence: as in `Finding`, `gpu_busy_share` excepted; None for numbers that were not recorded, which are
@@ -333,7 +334,7 @@ class Rule:
         *,
         title: str = "",
         confidence: Confidence,
-        gain: float | None,
+        gain: float | None = None,
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...] = (),
         remedies: tuple[Remedy | None, ...],
@@ -400,7 +401,6 @@ def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -
     are without the profiler, in the claim and in the window.
 
     Args:
-        facts: the window.
         saved_ns: time that goes away.
         on_gpu: whether it is GPU time.
         issuing_ns: part of it in which the host issues work.
@@ -476,7 +476,7 @@ def modelled(facts: Facts, change: str) -> str:
 
 
 def seen_idle(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
-    """Evidence of a host finding: pauses that the profile shows with this cause, and separately those of the model."""
+    """`SEEN_IDLE`: pauses that the profile shows with this cause, and separately those of the model."""
     seen = claims.seen_idle_ns(id_)
     return {
         "idle_ns": seen,

@@ -95,7 +95,6 @@ class StepReplays:
     """Replays of one schedule, of which the same step is drawn.
 
     Args:
-        facts: the window.
         recorded: the schedule without the profiler's time.
         replayed: its replay.
     """

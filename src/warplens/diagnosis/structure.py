@@ -47,9 +47,9 @@ class StructureRule(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        return self.shown(facts, claims) if claims.busy_ns(self.id) else None
+        return self._shown(facts, claims) if claims.busy_ns(self.id) else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
         raise NotImplementedError
 
@@ -71,8 +71,6 @@ class StructureRule(Rule):
         """The finding with the common evidence and places; other arguments as in `Rule.raised`.
 
         Args:
-            facts: the window.
-            claims: the time of each cause.
             whole_share: share of the whole window that the remedy saves, if not only the claimed time is affected.
         """
         claimed = claims.total_ns(self.id)
@@ -172,7 +170,6 @@ class Passes:
         kernel of one pass.
 
         Args:
-            facts: the window.
             filled: share of the GPU that each piece keeps busy; nan if unknown.
             rows: rows of `Facts.work` to answer for.
         """

@@ -188,8 +188,7 @@ class UnfusedAttention(StructureRule):
         products[order[np.concatenate((left - 1, right + 1, second))]] = True
         return passes, products, len(softmax)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         passes, products, count = self._unfused(facts)
         attention, masks = self._masked(facts)
         if attention.any() and not count:

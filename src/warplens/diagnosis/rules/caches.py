@@ -346,8 +346,7 @@ class GrowingCache(StructureRule):
         rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
         return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         joined, gathers, title = self._copies(facts)
         gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)

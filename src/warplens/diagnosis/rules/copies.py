@@ -19,9 +19,7 @@ from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     STEPS_ONLY,
     Limit,
     Rule,
@@ -53,12 +51,6 @@ def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
 @once
 def _all_link_copies(facts: Facts) -> Int64s:
     return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
-
-
-def _fetches(facts: Facts) -> Bools:
-    """Which of the copies over the link go to the host."""
-    fetches: Bools = facts.program.having("label", HOST_COPIES[1])[_all_link_copies(facts)]
-    return fetches
 
 
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:
@@ -190,8 +182,8 @@ class BlockingCopy(Rule):
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
         if not link_bound:
             # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
-            fetched = int(facts.work["bytes"].gather(link_copies(facts)[_fetches(facts)]).sum())
-            known = halved > 1 and 2 * fetched <= moved
+            _, bytes_, sent, _ = self._over_link(facts)
+            known = halved > 1 and 2 * int(bytes_[~sent].sum()) <= moved
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
         return self.raised(
@@ -253,7 +245,7 @@ class BlockingCopy(Rule):
         """Rows and bytes of the copies over the link, which of them go to the GPU, and which are large."""
         rows = link_copies(facts)
         bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
-        sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy()
+        sent = facts.program.having("label", HOST_COPIES[0])[rows]
         return rows, bytes_, sent, bytes_ > SMALL_COPY_BYTES
 
     @remembered
@@ -388,9 +380,7 @@ class AllocatorChurn(Rule):
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
     once_title: ClassVar = "The GPU waits while memory is allocated and freed, which may belong to the start-up"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         "allocation_calls_per_step": "calls that allocate or free memory",
         "allocation_call_ns_per_step": "their time",
         **GPU_BUSY_SHARE,

@@ -333,8 +333,7 @@ class MemoryFormat(StructureRule):
                 times[1 if flat else max(map(len, sides))] += spent
         return max(times, key=lambda each: times[each]) if any(times.values()) else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         program = facts.program
         conversions = program.marked("layout-conversion")
         slow = self._slow(facts)

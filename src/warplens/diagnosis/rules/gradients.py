@@ -286,8 +286,7 @@ class UnusedGradients(StructureRule):
         share[earlier[making[earlier] & np.isin(program.launched_as(earlier), codes)]] = 1.0
         share[part[np.r_[places, places - 1]]] = 1.0
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         found = self._unused(facts)
         if found is None:
             return None

@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.categories import class_table
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import Confidence, Finding, Remedy
 from warplens.diagnosis.rule import Rule
 from warplens.profile.schema import Float64s
 
@@ -66,15 +66,13 @@ class CounterRule(Rule):
         kernels = facts.own_ns_having("kind", "kernel")
         covered = measured / kernels if kernels else 0.0
         limits = facts.thresholds
+        confidence: Confidence = "medium" if covered >= limits.counters_share else "low"
+        confidence = "high" if covered >= limits.counters_complete_share else confidence
         return self.raised(
             facts,
             claimed,
             title=self.title_for(facts, claims),
-            confidence="high"
-            if covered >= limits.counters_complete_share
-            else "medium"
-            if covered >= limits.counters_share
-            else "low",
+            confidence=confidence,
             evidence={
                 "lost_ns": claimed,
                 "kernels_share": affected / facts.wall_ns if facts.wall_ns else None,

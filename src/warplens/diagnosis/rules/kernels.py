@@ -21,6 +21,7 @@ from warplens.diagnosis.rule import (
     Limit,
     Rule,
     bringing,
+    first_of,
     gain_of,
     remembered,
 )
@@ -50,36 +51,21 @@ def _fusible(facts: Facts) -> Float64s:
     kernels need its whole result. So does a repeated kernel of no known library: hand-written kernels are already fused
     as far as possible, and are called again for other data.
     """
-    work = facts.work
-    saved = np.zeros(work.height)
-    moving = moves_data(facts).to_numpy()
-    if not moving.any():
+    program, saved = facts.program, np.zeros(facts.work.height)
+    chained = program.in_order(moves_data(facts).to_numpy())
+    if not chained.any():
         return saved
-    steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
-    starts = work["start_ns"].to_numpy()
-    lane = work["device"].to_numpy().astype(np.int64) << 32 | work["stream"].to_numpy()
-    order = (
-        np.lexsort((starts, lane))
-        if work["stream"].n_unique() > 1 or work["device"].n_unique() > 1
-        else np.arange(len(starts))
-    )
-    step = np.searchsorted(steps, starts, side="right")[order]
-    lane, chained = lane[order], moving[order]
-    closes = work["label"].is_in(_ENDS_PASS).to_numpy()[order]
-    breaks = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1]) | (chained[1:] != chained[:-1]) | closes[:-1]
-    own, names = _by_hand(facts)[order], facts.program.name_codes[order]
-    breaks |= own[1:] & (names[1:] == names[:-1])
-    firsts = np.r_[0, np.flatnonzero(breaks) + 1]
-    length = (work["end_ns"].to_numpy() - starts)[order]
-    longest = np.maximum.reduceat(length, firsts)
-    run = np.zeros(len(order), dtype=np.int64)
-    run[firsts[1:]] = 1
-    run = np.cumsum(run)
-    is_longest = length == longest[run]
+    closes, by_hand = program.in_order(program.labelled(*_ENDS_PASS)), program.in_order(_by_hand(facts))
+    names, length = program.in_order(program.name_codes), program.in_order(facts.lengths)
+    breaks = program.breaks.copy()
+    breaks[1:] |= (chained[1:] != chained[:-1]) | closes[:-1] | (by_hand[1:] & (names[1:] == names[:-1]))
+    firsts = np.flatnonzero(breaks)
+    run = np.repeat(np.arange(len(firsts)), np.diff(np.r_[firsts, len(length)]))
+    longest = np.flatnonzero(length == np.maximum.reduceat(length, firsts)[run])
     # Of several that are equally long, the first stays.
-    places = np.flatnonzero(is_longest)
-    is_longest[places[1:][run[places[1:]] == run[places[:-1]]]] = False
-    saved[order] = chained & ~is_longest
+    longest = longest[np.r_[True, run[longest[1:]] != run[longest[:-1]]]]
+    saved[program.order] = chained
+    saved[program.order[longest]] = 0.0
     return saved
 
 
@@ -203,7 +189,6 @@ def busy_with(facts: Facts, beside: str = "") -> str:
     """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind.
 
     Args:
-        facts: the window.
         beside: text after the share.
     """
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
@@ -269,7 +254,7 @@ class TensorCompute(Rule):
             title="Matrix products take most of the time of a busy GPU"
             + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
-            gain=None,  # fewer operations or a narrower format have no known bound
+            # Fewer operations or a narrower format have no known bound.
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
@@ -366,7 +351,6 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     All items share each launch, each kernel takes as long as they fill the GPU, and the optimizer runs once per batch.
 
     Args:
-        facts: the window.
         count: how many times as much.
         filled: as `filled_share`.
         stalls: share of the host's time beside launching that is spent per batch, not per item.
@@ -540,11 +524,11 @@ class SmallKernels(Rule):
                 "passes_per_step": passes.count if merged is not None else None,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
-            title="The GPU takes longer to start short kernels than to run them"
-            if slow_start
-            else ""
-            if 2 * claimed >= facts.program.own_ns[empty > 0].sum()
-            else self.part_title,
+            title=first_of(
+                (slow_start, "The GPU takes longer to start short kernels than to run them"),
+                (2 * claimed < facts.program.own_ns[empty > 0].sum(), self.part_title),
+                default="",
+            ),
             remedies=(
                 as_one_batch(passes.count) if merged is not None else None,
                 *(

@@ -43,7 +43,6 @@ def tensor_core_factor(facts: Facts, wide: str = "fp32") -> float | None:
     None if the profile describes no GPU.
 
     Args:
-        facts: the window.
         wide: present format: `fp32` on vector units, or `fp32-tensor` or `fp64-tensor`, for which vector units count if
             there are no such tensor cores.
     """
@@ -124,6 +123,12 @@ def off_tensor_cores(facts: Facts) -> Bools:
     if (convolutions & program.having("precision", "tf32")).any():
         off = off & ~convolutions
     return np.asarray((off | _doubles(facts)) & ~program.marked("depthwise"), dtype=np.bool_)
+
+
+def _narrow(facts: Facts) -> Bools:
+    """Products in 16 bits or fewer."""
+    narrow: Bools = facts.program.products & facts.program.having("precision", "bf16", "fp16", "fp8")
+    return narrow
 
 
 def _on_matrix_units(facts: Facts) -> Bools:
@@ -299,9 +304,7 @@ class Precision(Rule):
     def _mixed(self, facts: Facts) -> bool:
         """Whether a part of the program computes in 16 bits already, so that its other formats are deliberate."""
         program = facts.program
-        products = program.products
-        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
-        return bool(time_of(program, narrow) >= self.mixed_share * time_of(program, products))
+        return time_of(program, _narrow(facts)) >= self.mixed_share * time_of(program, program.products)
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """Gain of 16 bits; its lower end is that of TF32, which has half of the rate and does not change passes."""
@@ -340,12 +343,10 @@ class Precision(Rule):
         TF32 is PyTorch's default for convolutions, but not for matrix products: if these use it, it is deliberate.
         """
         program = facts.program
-        products = program.products
-        tf32 = products & program.having("precision", "tf32")
-        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
+        tf32 = program.products & program.having("precision", "tf32")
         convolutions = tf32 & program.labelled("convolution")
         convolutions_ns = time_of(program, convolutions)
-        deliberate = narrow.any() or 2 * convolutions_ns < time_of(program, tf32)
+        deliberate = _narrow(facts).any() or 2 * convolutions_ns < time_of(program, tf32)
         if deliberate or convolutions_ns < self.default_share * facts.busy_ns:
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)

@@ -183,8 +183,7 @@ class Recomputation(StructureRule):
             again[:] = False
         return again
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         growing = growing_passes(facts)
         if growing is not None:
             return self.seen(

@@ -146,8 +146,7 @@ class UnusedResults(StructureRule):
         read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
         return read / size if size else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         unread, read = self._unread(facts)
         unpicked = None if unread.any() else unpicked_passes(facts)
         if unpicked is not None:
@@ -252,7 +251,6 @@ class PaddedWork(Rule):
         return self.described(
             facts,
             confidence="medium" if found.shapes is not None else "low",
-            gain=None,
             evidence={
                 "masked_per_step": int(masked.sum()) / facts.steps,
                 "sequences_count": sequences,

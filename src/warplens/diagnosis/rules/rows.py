@@ -257,7 +257,6 @@ class ScatteredAccess(StructureRule):
         """Share of the numbers of each optimizer kernel that belong to the tables.
 
         Args:
-            facts: the window.
             tables: numbers in the tables, per step.
         """
         program = facts.program
@@ -274,8 +273,7 @@ class ScatteredAccess(StructureRule):
         applied[rows] = np.where(of_operation >= tables / 2, share, 0.0)
         return applied
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         program, dense = facts.program, self._dense(facts)
         preparing = self._preparing(facts) & claimed

@@ -19,9 +19,7 @@ from warplens.diagnosis.facts import Facts, range_names, time_by_range
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     STEPS_ONLY,
     Limit,
     Rule,
@@ -169,9 +167,7 @@ class HostStall(Rule):
     title = "The host is busy with other work, and the GPU runs out of work"
     beside = "copies"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         **GPU_BUSY_SHARE,
         "stalls_per_step": "pauses of the GPU while the host did other work",
         "longest_stall_ns": "the longest of these pauses",
@@ -320,7 +316,6 @@ class HostStall(Rule):
         """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
 
         Args:
-            facts: the window.
             within: the open range of each pause.
             spent: nanoseconds of each pause.
             unknown: the remedies if names do not show the activity.

@@ -152,8 +152,7 @@ class SlowingGpu(StructureRule):
         paces = steps.group_by("step").agg(pl.col("relative").median()).sort("step")
         return float(kendalltau(paces["step"].to_numpy(), paces["relative"].to_numpy(), alternative="greater").pvalue)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         # A single kind may have more work, which need not show in its grid.
         single = self._kinds(facts).height == 1 and self._frame(facts)["shaped"].sum() == 0
         return self.seen(
@@ -219,7 +218,6 @@ class ProfilerOverhead(Rule):
             facts,
             title="The profiler takes a large part of the host's time",
             confidence="medium",
-            gain=None,
             evidence={
                 "python_calls_per_step": calls / facts.steps,
                 "operators_per_step": operators / facts.steps,

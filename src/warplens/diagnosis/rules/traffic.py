@@ -353,8 +353,7 @@ class UnfusedChain(StructureRule):
             return None
         return Gain(math.sqrt(unfused.expected * fused.expected), unfused.low, fused.high)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         program = facts.program
         claimed = claims.of_work(self.id).to_numpy() > 0
         half = time_of(program, claimed) / 2

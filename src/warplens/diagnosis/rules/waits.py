@@ -15,9 +15,7 @@ from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     Limit,
     Rule,
     bringing,
@@ -76,9 +74,7 @@ class HostSync(Rule):
     headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
     title = "The host waits until the GPU's queue is empty and then has to refill it"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         "readback_ns": "exposed time of those copies",
         "looped_kernels_per_step": "work of loops that read a value back for every item, and of their backward pass",
         **GPU_BUSY_SHARE,

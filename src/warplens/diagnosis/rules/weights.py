@@ -121,8 +121,7 @@ class WeightBound(StructureRule):
         by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
         return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         count = self._batch(facts)
         weights = self._weights(facts)

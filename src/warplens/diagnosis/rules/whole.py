@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import polars as pl
@@ -36,7 +36,6 @@ class GraphOpaque(Rule):
         "2 % of the time is hidden. Informational; it is the verdict if more than half of the time is hidden "
         "and nothing else is wrong"
     )
-    claimed = "nothing"
     title = "The GPU is busy inside CUDA graphs that were traced as a whole: their kernels were not recorded"
     evidence: ClassVar = {
         "hidden_ns": "time inside CUDA graphs traced as a whole",
@@ -61,7 +60,6 @@ class GraphOpaque(Rule):
         return self.described(
             facts,
             confidence="high",
-            gain=None,
             evidence={
                 "hidden_ns": hidden,
                 "hidden_share": hidden / facts.wall_ns,
@@ -101,14 +99,6 @@ _NOT_THE_HOST: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Incomplete:
-    """What is missing from a profile."""
-
-    finding: Finding  #: what is missing and how to record it; it only informs
-    decides: bool  #: whether too much is missing for any other verdict
-
-
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
 
 
@@ -138,7 +128,6 @@ class IncompleteProfile(Rule):
         "steps, or pauses that no cause above explains"
     )
     raised_when = "something is missing. Informational; it is the verdict if any other finding would be an artefact"
-    claimed = "nothing"
     evidence: ClassVar = {
         "unexplained_idle_ns": "idle time that no finding claims",
         **GPU_BUSY_SHARE,
@@ -157,11 +146,13 @@ class IncompleteProfile(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """What is missing, or else the pauses without an explanation."""
-        lacking = self.missing(facts)
-        return lacking.finding if lacking is not None else self.unexplained(facts, claims)
+        return self.missing(facts)[0] or self.unexplained(facts, claims)
 
-    def missing(self, facts: Facts) -> Incomplete | None:
-        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing."""
+    def missing(self, facts: Facts) -> tuple[Finding | None, bool]:
+        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing.
+
+        Also whether too much is missing for any other verdict.
+        """
         limits, notes = facts.thresholds, facts.notes
         blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
         missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
@@ -175,8 +166,9 @@ class IncompleteProfile(Rule):
         only_communicates = _only_communication(facts)
         loading = _loading_share(facts)
         starting = loading > limits.dominant_share
-        if not missing and facts.wall_ns and not unknown and not only_communicates and not starting:
-            return None
+        shows_nothing = not facts.wall_ns or unknown or only_communicates or starting
+        if not missing and not shows_nothing:
+            return None, False
         told = next((note.text for note in (*missing, managed) if note is not None), "")
         waits = f"for {percent(loading)} of it the GPU waits while the host loads code"
         text = first_of(
@@ -194,7 +186,6 @@ class IncompleteProfile(Rule):
             facts,
             title=text,
             confidence="high" if blocking or not facts.wall_ns else "medium",
-            gain=None,
             evidence={
                 # Without GPU work, its share is unknown, not 0 %.
                 "gpu_busy_share": facts.busy_share if facts.wall_ns else None,
@@ -205,15 +196,7 @@ class IncompleteProfile(Rule):
             },
             remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
-        decides = (
-            bool(blocking)
-            or not facts.wall_ns
-            or unknown
-            or only_communicates
-            or starting
-            or aborted >= limits.aborted_share * facts.steps > 0
-        )
-        return Incomplete(finding, decides)
+        return finding, bool(blocking) or shows_nothing or aborted >= limits.aborted_share * facts.steps > 0
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
         """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
@@ -419,7 +402,6 @@ class BelowRoof(Rule):
                 default="The GPU is busy; this profile does not show how near its kernels are to their roofs",
             ),
             confidence="medium",
-            gain=None,
             evidence={
                 # Shares of the known part would look like shares of the whole.
                 "above_roof_share": facts.above_roof_share if known else None,
@@ -558,7 +540,6 @@ class Saturated(Rule):
         "it is busy for 90 % of the time, the work of four fifths of that is known, the headroom to the practical "
         "roof is under 15 %, and no finding is a warning. Informational"
     )
-    claimed = "nothing"
     title = "The GPU is busy nearly all of the time: the host is not the limit"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
