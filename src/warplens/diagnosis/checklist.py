@@ -214,17 +214,18 @@ def _judged(
     return Answer("in order", evidence, rests_on, seen)
 
 
-def _see(found: Sequence[str]) -> str:
-    return f"see {', '.join(found)} among the findings"
-
-
-def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
-    """An item answered by findings of the window; None without a diagnosis."""
-    if checked.diagnosis is None or not checked.launches.height:
+def _found(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
+    """An item that is to mend by one of these findings; None if the window has none of them."""
+    if not (found := checked.found(*ids)):
         return None
-    if found := checked.found(*ids):
-        return Answer("to mend", evidence, "findings", 1.0, _see(found))
-    return Answer("in order", evidence, "findings", 1.0)
+    return Answer("to mend", evidence, "findings", 1.0, f"see {', '.join(found)} among the findings")
+
+
+def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer:
+    """An item answered by findings of the window; `cannot tell` without a diagnosis."""
+    if checked.diagnosis is None or not checked.launches.height:
+        return Answer("cannot tell", evidence, then=_RUN_NSYS)
+    return _found(checked, ids, evidence) or Answer("in order", evidence, "findings", 1.0)
 
 
 def _coalesced(checked: Checked) -> Answer:
@@ -337,14 +338,13 @@ def _fusion(checked: Checked) -> Answer:
         "kernels_per_step": launched.height / steps,
         "in_passes_share": float(passes["total_ns"].sum()) / float(launched["total_ns"].sum()),
     }
-    return _by_findings(checked, _FUSING, evidence) or Answer("cannot tell", evidence, then=_RUN_NSYS)
+    return _by_findings(checked, _FUSING, evidence)
 
 
 def _distribution(checked: Checked) -> Answer:
-    if found := checked.found("straggler", "pipeline-bubble"):
-        return Answer("to mend", {}, "findings", 1.0, _see(found))
     then = "choose a grid of whole waves, or a persistent kernel"
-    return _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
+    by_fault = _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
+    return _found(checked, ("straggler", "pipeline-bubble"), {}) or by_fault
 
 
 def _synchronization(checked: Checked) -> Answer:
@@ -353,14 +353,14 @@ def _synchronization(checked: Checked) -> Answer:
     waits = checked.timeline.synchronizations_in(checked.window)
     evidence = {"waits_per_step": waits.height / max(1, checked.window.step_count)}
     recorded = "synchronizations" in checked.timeline.trace.capture.recorded
-    ids = ("host-sync", "blocking-copy")
-    return _by_findings(checked, ids, evidence if recorded else {}) or Answer("cannot tell", then=_RUN_NSYS)
+    known = evidence if recorded and checked.launches.height else {}
+    return _by_findings(checked, ("host-sync", "blocking-copy"), known)
 
 
 def _reuse(checked: Checked) -> Answer:
     reread = ("memory-bandwidth", "weight-bound", "growing-cache", "unfused-chain", "unfused-attention")
-    if found := checked.found(*reread):
-        return Answer("to mend", {}, "findings", 1.0, _see(found))
+    if (told := _found(checked, reread, {})) is not None:
+        return told
     known, seen = checked.measured("dram_share", "compute_share", "streaming")
     if not seen:
         return _unknown("memory")
@@ -406,11 +406,10 @@ def _resources(checked: Checked) -> Answer:
     return _judged(cost, evidence, seen, "__launch_bounds__, smaller tiles, fewer stages", "occupancy")
 
 
-def _flags(checked: Checked) -> Answer:
-    # No profile has the compiler's options, but the binary has the GPUs that it was compiled for.
-    return Answer(
-        "cannot tell", then="cuobjdump --list-elf your_extension.so  # the GPUs that its code was compiled for"
-    )
+#: No profile has the compiler's options, but the binary has the GPUs that it was compiled for.
+_FLAGS: Final = Answer(
+    "cannot tell", then="cuobjdump --list-elf your_extension.so  # the GPUs that its code was compiled for"
+)
 
 
 #: Reason why streams take turns → what to do.
@@ -472,9 +471,10 @@ def _allocation(checked: Checked) -> Answer:
     return _judged(0.0, evidence, seen, "", "instructions")
 
 
-def _numerics(checked: Checked) -> Answer:
-    # A profile has no values.
-    return Answer("cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs")
+#: A profile has no values.
+_NUMERICS: Final = Answer(
+    "cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs"
+)
 
 
 _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
@@ -493,11 +493,11 @@ _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
     "block size": ("configuration", "blocks are whole warps", _whole_warps),
     "grid": ("configuration", "the grid fills the GPU", _filled),
     "registers and shared memory": ("configuration", "neither keeps warps out that are needed", _resources),
-    "compile flags": ("configuration", "the compiler's options are right", _flags),
+    "compile flags": ("configuration", "the compiler's options are right", lambda _: _FLAGS),
     "GPU": ("faults", "it ran on the right GPU", _right_gpu),
     "streams": ("faults", "streams run at once where nothing orders them", _at_once),
     "allocation in kernels": ("faults", "no kernel allocates memory", _allocation),
-    "numerics": ("faults", "results are finite and exact enough", _numerics),
+    "numerics": ("faults", "results are finite and exact enough", lambda _: _NUMERICS),
 }
 
 

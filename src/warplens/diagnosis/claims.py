@@ -186,10 +186,8 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dic
     """
     blocked = _blocked_ns(facts, own_ns)
     launch_ns, share = launch.total, facts.unprofiled_share
-    if not launch_ns or not blocked or not facts.alike:
-        return {}
-    if facts.phase is not None or facts.window.range_name is not None:
-        return {}  # the host's time is only known for the whole window
+    if not launch_ns or not blocked or not facts.alike or facts.is_part:
+        return {}  # of a part of the window, the host's time is not known
     waited = facts.host.waited_ns if "host-sync" in blocked else 0  # `host_needed_ns` does not include it
     issuing = max(facts.host_needed_ns + waited - sum(blocked.values()), 0)
     without = max(share * issuing, facts.busy_ns)

@@ -61,7 +61,6 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     """The load of the launching threads.
 
     Args:
-        timeline: the profile.
         window: its analysed part; calls belong to it by their start.
         readback_bytes: up to this size, a copy to the host is a read-back.
     """

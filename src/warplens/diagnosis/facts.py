@@ -221,6 +221,11 @@ class Facts:
         """Whether the window has several steps, so that its numbers are typical of the workload."""
         return len(self.window.steps) > 1
 
+    @property
+    def is_part(self) -> bool:
+        """Whether these facts describe a phase, or the work of ranges of one name, and not a whole window."""
+        return self.phase is not None or self.window.range_name is not None
+
     def idle(self, *causes: str) -> int:
         """Idle time of these causes; 0 for unknown causes."""
         return sum(self.causes[cause].total for cause in causes if cause in self.causes)
@@ -238,8 +243,7 @@ class Facts:
     @cached_property
     def host_needed_ns(self) -> int:
         """Host time to issue the work, without waits for a busy GPU."""
-        apart = self.phase is not None or self.window.range_name is not None
-        step = self.program.step if apart else np.zeros(self.work.height, dtype=np.int32)
+        step = self.program.step if self.is_part else np.zeros(self.work.height, dtype=np.int32)
         needed = needed_ns(self.host, self.work, step)
         return min(needed, self.wall_ns)
 
@@ -279,7 +283,7 @@ class Facts:
 
         With several processes, it is that of the one with the most work.
         """
-        if self.phase is not None or not self.alike or self.window.range_name is not None:
+        if self.is_part or not self.alike:
             return None
         return Pace.of(self.timeline, self.window)
 
@@ -658,14 +662,9 @@ def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
 
 
 def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The names of the ranges with the largest summed times, the largest first.
+    """The names of the ranges with the largest summed times, by the row of `Trace.ranges` of each piece.
 
-    None for a phase, and none if most of the time lies outside all ranges.
-
-    Args:
-        rows: row of `Trace.ranges` of each piece; null for none.
-        amounts: time of each piece.
-        most: how many names.
+    The largest first; none for a phase, and none if most of the time lies outside all ranges.
     """
     time_by_name: dict[str, int] = {}
     if facts.phase is not None:
@@ -693,12 +692,7 @@ def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> 
 
 
 def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The short names of the kernels with the largest summed times, the largest first; none for a phase.
-
-    Args:
-        amounts: time of each piece of its work; only kernels have names.
-        most: how many names.
-    """
+    """The short names of the kernels with the largest summed times, the largest first; none for a phase."""
     if facts.phase is not None:
         return ()
     rows, spent = (amounts.at, amounts.ns) if isinstance(amounts, Spent) else (slice(None), amounts.to_numpy())

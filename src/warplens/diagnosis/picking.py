@@ -197,7 +197,8 @@ class _Search:
 
     def size(self, row: int) -> _Size:
         """Of the product of this row; zeros if unknown."""
-        return _key(sizes_of("gemm", self.names[row], self.texts[row], None))
+        sizes = sizes_of("gemm", self.names[row], self.texts[row], None)
+        return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
     def note(self, row: int, written: dict[int, bool]) -> None:
         """Notes what this kernel read and wrote."""
@@ -276,11 +277,6 @@ def _with_gradients(facts: Facts, search: _Search, by_size: dict[_Size, list[flo
         for size in {(many, width, wide), (width, wide, many), (wide, width, many)}:
             for row in gradients.get(size, ()):
                 share[row] = max(share[row], mean)
-
-
-def _key(sizes: dict[str, float]) -> _Size:
-    """Rows, columns and inner dimension of a product; zeros if unknown."""
-    return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
 
 def _multiplied_numbers(name: str, text: str | None) -> int:
@@ -405,7 +401,6 @@ class _Reading:
         """Numbers that the pick at this place leaves, if rows; all of the table if its shapes and reader do not tell.
 
         Args:
-            place: of the pick.
             first: place of the first pick; a tensor of the size of the result must not have been seen before.
             size: numbers of the table.
         """
@@ -447,7 +442,6 @@ def _chains(
     Each chain begins with its only cast, of a tensor that is stored in another type: its result does not replace it.
 
     Args:
-        reading: operators, shapes, and the kernels of all steps in order.
         at: places of the kernels that read or write tensors of this size.
         size: numbers of the table.
         passes, casts, picks: which rows are passes, which of them casts, and which pick from a tensor of this size.

@@ -403,7 +403,6 @@ class Program:
         """Unbroken sequences of these pieces, as rows of `Facts.work` in stream order.
 
         Args:
-            inside: which pieces.
             holding: pieces, and how many of them a sequence needs at least.
         """
         begins, ends = self.edges(inside)

@@ -399,11 +399,6 @@ def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -
 
     Saved GPU time helps only until the host sets the pace. Pauses in which the host issues work count as long as they
     are without the profiler, in the claim and in the window.
-
-    Args:
-        saved_ns: time that goes away.
-        on_gpu: whether it is GPU time.
-        issuing_ns: part of it in which the host issues work.
     """
     if on_gpu:
         before, after = facts.unprofiled_ns(0), facts.unprofiled_ns(saved_ns)

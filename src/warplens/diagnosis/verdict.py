@@ -122,7 +122,6 @@ def is_of_profiler(share: float | None, without_profiler: float | None, expected
     Args:
         share: of the recorded time, in the headline.
         without_profiler: the same of the time without the profiler.
-        expected: the gain.
     """
     if share is None or without_profiler is None or expected is None:
         return False
@@ -138,7 +137,6 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
     is part of the recorded shares.
 
     Args:
-        verdict: the finding of the headline.
         share: of the window, in the headline.
         modelled: another share of the window that the headline names.
     """
@@ -166,7 +164,6 @@ def _also_removed(facts: Facts, verdict: Finding, claims: Claims, saved: float, 
     """What the first remedy removes beside the time of its cause: other GPU work, other pauses, or both.
 
     Args:
-        verdict: the finding.
         saved: share of the time without a profiler that the first remedy saves.
         own: the part of it that the profile shows with the cause.
     """

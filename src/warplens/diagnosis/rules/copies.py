@@ -38,19 +38,15 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 HOST_COPIES: Final = ("host-to-device", "device-to-host")
 
 
+@once
 def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     """Rows of copies over the link: read-backs of a few bytes, all others, or both (None)."""
-    rows = _all_link_copies(facts)
+    rows = np.flatnonzero(facts.program.having("label", *HOST_COPIES))
     if read_back is None:
         return rows
     small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
     is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
-
-
-@once
-def _all_link_copies(facts: Facts) -> Int64s:
-    return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
 
 
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:

@@ -20,13 +20,7 @@ from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, ahead_without, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
-from warplens.diagnosis.structure import (
-    StructureRule,
-    backward_work,
-    longest,
-    passes_over_one_graph,
-    time_of,
-)
+from warplens.diagnosis.structure import StructureRule, backward_work, longest, passes_over_one_graph, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: PyTorch's name of autograd's node that hands a gradient to its parameter.

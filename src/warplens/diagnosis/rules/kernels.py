@@ -15,16 +15,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
-from warplens.diagnosis.rule import (
-    GPU_BUSY_SHARE,
-    OTHER_BATCHES,
-    Limit,
-    Rule,
-    bringing,
-    first_of,
-    gain_of,
-    remembered,
-)
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Bools, Float64s
@@ -186,11 +177,7 @@ _LEAST_NAMED_SHARE: Final = 0.01
 
 
 def busy_with(facts: Facts, beside: str = "") -> str:
-    """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind.
-
-    Args:
-        beside: text after the share.
-    """
+    """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind."""
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
     spent = {title: facts.own_ns_having("label", label) for label, title in _PRODUCTS.items()}
     products = sum(spent.values())
@@ -351,8 +338,6 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     All items share each launch, each kernel takes as long as they fill the GPU, and the optimizer runs once per batch.
 
     Args:
-        count: how many times as much.
-        filled: as `filled_share`.
         stalls: share of the host's time beside launching that is spent per batch, not per item.
     """
     if facts.pace is None:

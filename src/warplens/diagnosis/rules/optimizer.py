@@ -105,7 +105,6 @@ class UnfusedOptimizer(Rule):
         "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
         "something else is the limit."
     )
-    groups_title: ClassVar = "The optimizer goes from group to group of parameters, with launches for each"
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
     #: One launch updates many tensors: launches of the remaining passes hardly cost host time.
@@ -202,7 +201,7 @@ class UnfusedOptimizer(Rule):
             claimed,
             title=first_of(
                 (hooked, self.hooked_title),
-                (many, self.groups_title),
+                (many, "The optimizer goes from group to group of parameters, with launches for each"),
                 (foreach, "The optimizer runs its operations over all tensors one after the other (foreach)"),
                 (looped, self.loop_title),
                 default="",

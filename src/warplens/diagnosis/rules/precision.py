@@ -179,7 +179,6 @@ class Precision(Rule):
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
-    doubles_title: ClassVar = "A network computes in float64"
     narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
@@ -374,7 +373,7 @@ class Precision(Rule):
             facts,
             claimed,
             title=first_of(
-                (doubles, self.doubles_title),
+                (doubles, "A network computes in float64"),
                 (by_default, self.default_title),
                 (narrow, self.narrow_title),
                 (units, self.matrix_title),

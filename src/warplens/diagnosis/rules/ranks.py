@@ -49,10 +49,7 @@ class RanksRule(Rule):
         """The finding, graded by its gain.
 
         Args:
-            run: the ranks.
-            limits: of the severities.
             gains: the expected gain and the ends of its interval, in any order.
-            bound: that no remedy can exceed.
             title, confidence, where, remedies: as in `Finding`.
             evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
         """

@@ -254,11 +254,7 @@ class ScatteredAccess(StructureRule):
         return Dense(share, calls, kept)
 
     def _applied(self, facts: Facts, tables: float) -> Float64s:
-        """Share of the numbers of each optimizer kernel that belong to the tables.
-
-        Args:
-            tables: numbers in the tables, per step.
-        """
+        """Share of the numbers of each optimizer kernel that belong to tables of so many numbers per step."""
         program = facts.program
         lists = program.marked("foreach")
         applying = program.optimizing | lists

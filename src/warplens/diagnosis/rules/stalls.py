@@ -29,7 +29,7 @@ from warplens.diagnosis.rule import (
     predicted,
     seen_idle,
 )
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: For preparing the input of the next step.
 _INPUT: Final = (
@@ -248,16 +248,10 @@ class HostStall(Rule):
         """
         if "blocking-copy" not in claims.causes or not claims.busy_ns("blocking-copy"):
             return False
-        work = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
-        label = work["label"].cast(pl.String)
-        sent = np.sort(work.filter(label == "host-to-device")["start_ns"].to_numpy())
-        if len(sent) and sent[0] == facts.window.start_ns:
-            sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy, and so does the next one
-        fetched = np.sort(work.filter(label == "device-to-host")["end_ns"].to_numpy())
         pauses = claims.pauses(self.id)
-        begins, ends = (facts.gaps[name].to_numpy()[pauses.at] for name in ("start_ns", "end_ns"))
-        next_to_copy = np.isin(ends, sent) | np.isin(begins, fetched)
-        return bool(pauses.ns[next_to_copy].sum() >= self.mostly * pauses.total)
+        copies = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
+        after_read, before_send = _beside(facts, copies, pauses.at)
+        return bool(pauses.ns[after_read | before_send].sum() >= self.mostly * pauses.total)
 
     def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
         """Title and remedy by the copies around most of these pauses; empty and None if most have none.
@@ -266,14 +260,9 @@ class HostStall(Rule):
         Without steps, this is known only if it happens many times.
         """
         copies = facts.copies.filter(pl.col("bytes") >= self.results_bytes)
-        read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
-        sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
-        if len(sent) and sent.min() == facts.window.start_ns:
-            sent = np.r_[sent, facts.window.end_ns]
         rows = np.flatnonzero(spent)
-        spent, pauses = spent[rows], facts.gaps.select("start_ns", "end_ns")[rows]
-        after_read = np.isin(pauses["start_ns"].to_numpy(), read)
-        before_send = np.isin(pauses["end_ns"].to_numpy(), sent)
+        spent = spent[rows]
+        after_read, before_send = _beside(facts, copies, rows)
         repeats = bool(facts.window.steps) or int((after_read & before_send).sum()) >= self.least_round_trips
         least = self.mostly * spent.sum()
         return first_of(
@@ -316,8 +305,6 @@ class HostStall(Rule):
         """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
 
         Args:
-            within: the open range of each pause.
-            spent: nanoseconds of each pause.
             unknown: the remedies if names do not show the activity.
             without: what the gain of the finding leaves out: its pauses, these and the time of copies that are not
                 pinned, or these and all copies of a round trip. Remedies that leave out the pauses alone have their
@@ -396,6 +383,16 @@ class HostStall(Rule):
             # Unknown host work may take many times as long in another run, as garbage collection does.
             bound_known=on_data or is_known,
         )
+
+
+def _beside(facts: Facts, copies: pl.DataFrame, pauses: Int64s | slice) -> tuple[Bools, Bools]:
+    """Which of these pauses follow one of these copies to the host, and which end with one to the GPU."""
+    read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
+    sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
+    if len(sent) and sent.min() == facts.window.start_ns:
+        sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy, and so does the next one
+    begins, ends = (facts.gaps[name].to_numpy()[pauses] for name in ("start_ns", "end_ns"))
+    return np.isin(begins, read), np.isin(ends, sent)
 
 
 def _loads(facts: Facts, stalls: pl.DataFrame) -> Bools:

@@ -12,9 +12,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import growing_passes
-from warplens.diagnosis.structure import (
-    StructureRule,
-)
+from warplens.diagnosis.structure import StructureRule
 from warplens.profile.schema import Float64s
 
 

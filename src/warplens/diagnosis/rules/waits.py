@@ -90,9 +90,7 @@ class HostSync(Rule):
     thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
     precedence = "certain"
 
-    looped_title: ClassVar = "A loop reads a value back for every item, and the GPU runs dry each time"
     crowded_title: ClassVar = "The host waits for the GPU after every few launches, and never gets ahead of it"
-    checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
@@ -163,9 +161,7 @@ class HostSync(Rule):
 
     def _reads(self, facts: Facts) -> Int64s:
         """Places of read-backs in program order."""
-        reads = np.zeros(facts.work.height, dtype=np.bool_)
-        reads[link_copies(facts, read_back=True)] = True
-        return np.flatnonzero(facts.program.in_order(reads))
+        return np.flatnonzero(facts.program.in_order(ones_at(facts, link_copies(facts, read_back=True))))
 
     def _gain_without_checks(self, facts: Facts, checks: Bools) -> Gain | None:
         """Gain without these checks and tracebacks: the host issues the rest at the pace of its faster quarter.
@@ -311,8 +307,8 @@ class HostSync(Rule):
             facts,
             claimed,
             title=first_of(
-                (checked, self.checks_title),
-                (looped, self.looped_title),
+                (checked, "The host reads back whether each tensor holds a NaN, as anomaly detection does"),
+                (looped, "A loop reads a value back for every item, and the GPU runs dry each time"),
                 (facts.waits_crowded, self.crowded_title),
                 default="",
             ),
