@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule
+from warplens.diagnosis.findings import GAIN, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule
 
 if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims

@@ -8,15 +8,7 @@ of) and `verdict` (`diagnose`, which applies the rules and ranks what they find)
 May import: `warplens.analysis`, `warplens.profile` and `warplens.errors`.
 """
 
-from warplens.diagnosis.findings import (
-    EVIDENCE_UNITS,
-    SEVERITIES,
-    Coverage,
-    Diagnosis,
-    Finding,
-    PhaseVerdict,
-    Remedy,
-)
+from warplens.diagnosis.findings import EVIDENCE_UNITS, SEVERITIES, Coverage, Diagnosis, Finding, PhaseVerdict, Remedy
 from warplens.diagnosis.rule import Limit, Rule
 from warplens.diagnosis.rules import FINDING_IDS, RULES
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds

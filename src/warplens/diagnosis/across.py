@@ -54,11 +54,6 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     A run is as fast as its slowest rank: the gain of a cause that all ranks share is the least gain of any rank, and a
     cause of some ranks is reported for those. The verdict has the largest gain. Costs between ranks come before a cause
     that they explain: waiting for each other, launches of small collectives.
-
-    Args:
-        run: the ranks side by side.
-        ranks: the diagnosis of each rank by itself.
-        thresholds: the limits of the rules.
     """
     between = [found for rule in _RULES if (found := rule.across(run, thresholds)) is not None]
     between.sort(key=_order)

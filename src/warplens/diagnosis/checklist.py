@@ -19,6 +19,7 @@ from warplens.analysis.counters.bounds import LOW_SHARE, kernel_facts, kernel_fa
 from warplens.analysis.counters.groups import group_launches
 from warplens.analysis.counters.occupancy import WARP_SIZE
 from warplens.analysis.counters.speedoflight import instruction_mix
+from warplens.analysis.frames import duration_ns
 from warplens.analysis.streams import concurrency, stream_statistics, stream_turns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -113,22 +114,19 @@ class Checked:
 
     def measured(self, *names: str) -> tuple[pl.DataFrame, float]:
         """The groups with all of these values, and their share of the profiled time."""
-        if not self.facts.height or any(name not in self.facts.columns for name in names):
-            return self.facts.clear(), 0.0
-        known = self.facts.drop_nulls(list(names))
-        return known, float(known["total_ns"].sum()) / float(self.facts["total_ns"].sum())
+        return _with_values(self.facts, names)
 
     @cached_property
     def launches(self) -> pl.DataFrame:
-        """The kernels of the window, with `ns`, `threads`, `blocks`, `shared_bytes`, `sm_count` and `category`."""
+        """The kernels of the window: `total_ns`, `threads`, `grid_blocks`, `shared_bytes`, `sm_count`, `category`."""
         if self.timeline is None or self.window is None:
             return pl.DataFrame()
         kernels = self.timeline.kernels_in(self.window, launches=False)
         counts = {ordinal: device.sm_count for ordinal, device in self.devices.items()}
         return kernels.select(
-            (pl.col("end_ns") - pl.col("start_ns")).alias("ns"),
+            duration_ns().alias("total_ns"),
             BLOCK_THREADS,
-            GRID_BLOCKS,
+            GRID_BLOCKS.alias("grid_blocks"),
             (pl.col("static_shared_bytes") + pl.col("dynamic_shared_bytes")).alias("shared_bytes"),
             pl.col("device").replace_strict(counts, default=None, return_dtype=pl.Int64).alias("sm_count"),
             categories_of(kernels["full_name"]).alias("category"),
@@ -142,14 +140,25 @@ class Checked:
 
     def launched(self, *names: str) -> tuple[pl.DataFrame, float]:
         """The kernels with all of these recorded, and their share of the kernel time."""
-        if not self.launches.height or not self.launches["ns"].sum():
-            return self.launches.clear(), 0.0
-        known = self.launches.drop_nulls(list(names))
-        return known, float(known["ns"].sum()) / float(self.launches["ns"].sum())
+        return _with_values(self.launches, names)
+
+    def configured(self, *names: str) -> tuple[pl.DataFrame, float, str]:
+        """`launched`, or else `measured`, and what it rests on."""
+        known, seen = self.launched(*names)
+        return (known, seen, "launches") if seen else (*self.measured(*names), "counters")
 
     def found(self, *ids: str) -> tuple[str, ...]:
         """Which of these findings the window has."""
         return () if self.diagnosis is None else tuple(id_ for id_ in ids if self.diagnosis.finding(id_) is not None)
+
+
+def _with_values(rows: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFrame, float]:
+    """The rows with all of these values, and their share of the time."""
+    time = float(rows["total_ns"].sum()) if rows.height else 0.0
+    if not time or any(name not in rows.columns for name in names):
+        return rows.clear(), 0.0
+    known = rows.drop_nulls(list(names))
+    return known, float(known["total_ns"].sum()) / time
 
 
 def _mix_shares() -> list[pl.Expr]:
@@ -162,13 +171,13 @@ def _mix_shares() -> list[pl.Expr]:
     ]
 
 
-def _weighted(frame: pl.DataFrame, value: str | pl.Expr, weight: str = "total_ns") -> float:
+def _weighted(frame: pl.DataFrame, value: str | pl.Expr) -> float:
     """The mean weighted by time; 0 without rows."""
-    total = float(frame[weight].sum())
+    total = float(frame["total_ns"].sum())
     if not total:
         return 0.0
     expression = pl.col(value) if isinstance(value, str) else value
-    return float(frame.select((expression.cast(pl.Float64).fill_null(0.0) * pl.col(weight)).sum()).item()) / total
+    return float(frame.select((expression.cast(pl.Float64).fill_null(0.0) * pl.col("total_ns")).sum()).item()) / total
 
 
 def _unknown(preset: str, **evidence: float) -> Answer:
@@ -185,29 +194,38 @@ def _by_fault(
     costs = [f"fault {fault}" for fault in faults if f"fault {fault}" in known.columns]
     lost = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
     evidence = {"lost_at_most_share": lost, **{name: _weighted(known, value) for name, value in shown.items()}}
-    if lost >= _LEAST_SHARE:
-        return Answer("to mend", evidence, "counters", seen, then)
-    return _in_order(evidence, seen, preset)
+    return _judged(lost, evidence, seen, then, preset)
 
 
-def _in_order(evidence: Mapping[str, float], seen: float, preset: str) -> Answer:
-    """`in order` from counters, or `cannot tell` if they cover too little of the time."""
-    if seen < _ENOUGH_SHARE:
-        return Answer("cannot tell", evidence, "counters", seen, _NCU.format(preset))
-    return Answer("in order", evidence, "counters", seen)
+def _judged(
+    cost: float, evidence: Mapping[str, float], seen: float, then: str, preset: str = "", rests_on: str = "counters"
+) -> Answer:
+    """`to mend` for a large cost; else `in order`, or `cannot tell` if counters cover too little of the time.
+
+    Args:
+        cost: share of the time that was seen.
+        evidence, seen, then, rests_on: as in `Answer`.
+        preset: of the counters that would tell; empty if a part of the time is enough.
+    """
+    if cost >= _LEAST_SHARE:
+        return Answer("to mend", evidence, rests_on, seen, then)
+    if preset and seen < _ENOUGH_SHARE:
+        return Answer("cannot tell", evidence, rests_on, seen, _NCU.format(preset))
+    return Answer("in order", evidence, rests_on, seen)
 
 
-def _see(found: Sequence[str]) -> str:
-    return f"see {', '.join(found)} among the findings"
-
-
-def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
-    """An item answered by findings of the window; None without a diagnosis."""
-    if checked.diagnosis is None or not checked.launches.height:
+def _found(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
+    """An item that is to mend by one of these findings; None if the window has none of them."""
+    if not (found := checked.found(*ids)):
         return None
-    if found := checked.found(*ids):
-        return Answer("to mend", evidence, "findings", 1.0, _see(found))
-    return Answer("in order", evidence, "findings", 1.0)
+    return Answer("to mend", evidence, "findings", 1.0, f"see {', '.join(found)} among the findings")
+
+
+def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer:
+    """An item answered by findings of the window; `cannot tell` without a diagnosis."""
+    if checked.diagnosis is None or not checked.launches.height:
+        return Answer("cannot tell", evidence, then=_RUN_NSYS)
+    return _found(checked, ids, evidence) or Answer("in order", evidence, "findings", 1.0)
 
 
 def _coalesced(checked: Checked) -> Answer:
@@ -221,15 +239,13 @@ def _shared_memory(checked: Checked) -> Answer:
     launched, recorded = checked.launched("shared_bytes")
     evidence = {}
     if recorded:
-        evidence["kernel_time_with_shared_memory_share"] = _weighted(launched, pl.col("shared_bytes") > 0, "ns")
+        evidence["kernel_time_with_shared_memory_share"] = _weighted(launched, pl.col("shared_bytes") > 0)
     if not seen:
         return _unknown("memory", **evidence)
     # Kernels that are limited by memory, read data again and use no shared memory.
     again = ~pl.col("streaming") & (pl.col("memory_share") >= LOW_SHARE) & (pl.col("shared_wavefronts") == 0)
-    evidence["reads_again_without_it_share"] = _weighted(known, again)
-    if evidence["reads_again_without_it_share"] >= _LEAST_SHARE:
-        return Answer("to mend", evidence, "counters", seen, "keep what a block reads more than once in shared memory")
-    return _in_order(evidence, seen, "memory")
+    cost = evidence["reads_again_without_it_share"] = _weighted(known, again)
+    return _judged(cost, evidence, seen, "keep what a block reads more than once in shared memory", "memory")
 
 
 def _banks(checked: Checked) -> Answer:
@@ -252,12 +268,8 @@ def _transactions(checked: Checked) -> Answer:
     evidence = {"used_of_each_sector_bytes": _weighted(known, used)}
     half = pl.when(pl.col(used) < _USED_BYTES).then(pl.col("memory_share")) * (1 - pl.col(used) / (2 * _USED_BYTES))
     spilled = pl.col("fault spills") if "fault spills" in known.columns else pl.lit(0.0)
-    evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(half, spilled))
-    if evidence["lost_at_most_share"] >= _LEAST_SHARE:
-        return Answer(
-            "to mend", evidence, "counters", seen, "load vectors of 16 aligned bytes; keep registers from spilling"
-        )
-    return _in_order(evidence, seen, "memory")
+    cost = evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(half, spilled))
+    return _judged(cost, evidence, seen, "load vectors of 16 aligned bytes; keep registers from spilling", "memory")
 
 
 def _occupancy(checked: Checked) -> Answer:
@@ -281,11 +293,7 @@ def _warp_primitives(checked: Checked) -> Answer:
             seen = float(known["total_ns"].sum()) / float(groups["total_ns"].sum())
             without = _weighted(known, pl.col("exchange_share") == 0)
             evidence = {"reducing_kernels_share": seen, "of_these_without_exchange_share": without}
-            if without * seen >= _LEAST_SHARE:
-                return Answer(
-                    "to mend", evidence, "counters", seen, "reduce inside a warp with __shfl_sync, then a block"
-                )
-            return Answer("in order", evidence, "counters", seen)
+            return _judged(without * seen, evidence, seen, "reduce inside a warp with __shfl_sync, then a block")
     launched, recorded = checked.launched("category")
     if recorded and not launched["category"].is_in(_REDUCING).any():
         return Answer("not applicable", {"reducing_kernels_count": 0}, "launches", recorded)
@@ -310,9 +318,8 @@ def _unrolled(checked: Checked) -> Answer:
     short = pl.col("branch_share") > _BRANCH_SHARE
     evidence = {"branches_of_instructions_share": _weighted(known, "branch_share")}
     evidence["kernels_above_a_tenth_share"] = _weighted(known, short)
-    if _weighted(known.filter(pl.col("compute_share") >= LOW_SHARE), short) >= _LEAST_SHARE:
-        return Answer("to mend", evidence, "counters", seen, "unroll the inner loop (#pragma unroll; tl.static_range)")
-    return _in_order(evidence, seen, "instructions")
+    cost = _weighted(known.filter(pl.col("compute_share") >= LOW_SHARE), short)
+    return _judged(cost, evidence, seen, "unroll the inner loop (#pragma unroll; tl.static_range)", "instructions")
 
 
 _FUSING: Final = (
@@ -322,23 +329,22 @@ _FUSING: Final = (
 
 
 def _fusion(checked: Checked) -> Answer:
-    launched, recorded = checked.launched("ns")
+    launched, recorded = checked.launched("total_ns")
     if not recorded:
         return Answer("cannot tell", then=_RUN_NSYS)
     passes = launched.filter(pl.col("category").is_in([*_REDUCING, "elementwise", "copy-cast"]))
     steps = max(1, checked.window.step_count) if checked.window else 1
     evidence = {
         "kernels_per_step": launched.height / steps,
-        "in_passes_share": float(passes["ns"].sum()) / float(launched["ns"].sum()),
+        "in_passes_share": float(passes["total_ns"].sum()) / float(launched["total_ns"].sum()),
     }
-    return _by_findings(checked, _FUSING, evidence) or Answer("cannot tell", evidence, then=_RUN_NSYS)
+    return _by_findings(checked, _FUSING, evidence)
 
 
 def _distribution(checked: Checked) -> Answer:
-    if found := checked.found("straggler", "pipeline-bubble"):
-        return Answer("to mend", {}, "findings", 1.0, _see(found))
     then = "choose a grid of whole waves, or a persistent kernel"
-    return _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
+    by_fault = _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
+    return _found(checked, ("straggler", "pipeline-bubble"), {}) or by_fault
 
 
 def _synchronization(checked: Checked) -> Answer:
@@ -347,56 +353,44 @@ def _synchronization(checked: Checked) -> Answer:
     waits = checked.timeline.synchronizations_in(checked.window)
     evidence = {"waits_per_step": waits.height / max(1, checked.window.step_count)}
     recorded = "synchronizations" in checked.timeline.trace.capture.recorded
-    ids = ("host-sync", "blocking-copy")
-    return _by_findings(checked, ids, evidence if recorded else {}) or Answer("cannot tell", then=_RUN_NSYS)
+    known = evidence if recorded and checked.launches.height else {}
+    return _by_findings(checked, ("host-sync", "blocking-copy"), known)
 
 
 def _reuse(checked: Checked) -> Answer:
     reread = ("memory-bandwidth", "weight-bound", "growing-cache", "unfused-chain", "unfused-attention")
-    if found := checked.found(*reread):
-        return Answer("to mend", {}, "findings", 1.0, _see(found))
+    if (told := _found(checked, reread, {})) is not None:
+        return told
     known, seen = checked.measured("dram_share", "compute_share", "streaming")
     if not seen:
         return _unknown("memory")
     # Kernels that read each byte once have nothing to reuse; only another algorithm or fusion would save traffic.
     bound = (pl.col("dram_share") >= LOW_SHARE) & (pl.col("compute_share") < LOW_SHARE)
-    again = {"reads_again_while_bound_by_dram_share": _weighted(known, bound & ~pl.col("streaming"))}
-    evidence = {"bound_by_dram_share": _weighted(known, bound), **again}
-    if evidence["reads_again_while_bound_by_dram_share"] >= _LEAST_SHARE:
-        return Answer("to mend", evidence, "counters", seen, "fuse passes over the same data, or take larger tiles")
-    return _in_order(evidence, seen, "memory")
+    cost = _weighted(known, bound & ~pl.col("streaming"))
+    evidence = {"bound_by_dram_share": _weighted(known, bound), "reads_again_while_bound_by_dram_share": cost}
+    return _judged(cost, evidence, seen, "fuse passes over the same data, or take larger tiles", "memory")
 
 
 def _whole_warps(checked: Checked) -> Answer:
-    known, seen, time, rests_on = *checked.launched("threads"), "ns", "launches"
-    if not seen:
-        known, seen, time, rests_on = *checked.measured("threads"), "total_ns", "counters"
+    known, seen, rests_on = checked.configured("threads")
     if not seen:
         return Answer("cannot tell", then=_RUN_NSYS)
     partial = pl.col("threads") % WARP_SIZE != 0
-    evidence = {"time_in_partial_warps_share": _weighted(known, partial, time)}
-    evidence["launches_with_partial_warps_count"] = known.filter(partial).height
-    if evidence["time_in_partial_warps_share"] >= _LEAST_SHARE:
-        return Answer("to mend", evidence, rests_on, seen, "take blocks of a multiple of 32 threads")
-    return Answer("in order", evidence, rests_on, seen)
+    cost = _weighted(known, partial)
+    evidence = {"time_in_partial_warps_share": cost, "launches_with_partial_warps_count": known.filter(partial).height}
+    return _judged(cost, evidence, seen, "take blocks of a multiple of 32 threads", rests_on=rests_on)
 
 
 def _filled(checked: Checked) -> Answer:
-    known, seen, time, rests_on = *checked.launched("blocks", "sm_count"), "ns", "launches"
-    blocks = pl.col("blocks")
-    if not seen:
-        known, seen, time, rests_on = *checked.measured("grid_blocks", "sm_count"), "total_ns", "counters"
-        blocks = pl.col("grid_blocks")
+    known, seen, rests_on = checked.configured("grid_blocks", "sm_count")
     if not seen:
         return Answer("cannot tell", then=_RUN_NSYS)
-    idle = _weighted(known, (1 - blocks / pl.col("sm_count")).clip(0.0, 1.0), time)
-    evidence = {"time_in_small_grids_share": _weighted(known, blocks < pl.col("sm_count"), time)}
+    blocks = pl.col("grid_blocks")
+    idle = _weighted(known, (1 - blocks / pl.col("sm_count")).clip(0.0, 1.0))
+    evidence = {"time_in_small_grids_share": _weighted(known, blocks < pl.col("sm_count"))}
     evidence["multiprocessors_without_block_share"] = idle
-    if idle >= _LEAST_SHARE:
-        return Answer(
-            "to mend", evidence, rests_on, seen, "more work a launch: a larger batch, split-K, or streams at once"
-        )
-    return Answer("in order", evidence, rests_on, seen)
+    then = "more work a launch: a larger batch, split-K, or streams at once"
+    return _judged(idle, evidence, seen, then, rests_on=rests_on)
 
 
 def _resources(checked: Checked) -> Answer:
@@ -408,17 +402,14 @@ def _resources(checked: Checked) -> Answer:
     costs = [pl.col(name) for name in ("fault spills",) if name in known.columns]
     if "fault occupancy" in known.columns:
         costs.append(pl.when(limited).then(pl.col("fault occupancy")))
-    evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
-    if evidence["lost_at_most_share"] >= _LEAST_SHARE:
-        return Answer("to mend", evidence, "counters", seen, "__launch_bounds__, smaller tiles, fewer stages")
-    return _in_order(evidence, seen, "occupancy")
+    cost = evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
+    return _judged(cost, evidence, seen, "__launch_bounds__, smaller tiles, fewer stages", "occupancy")
 
 
-def _flags(checked: Checked) -> Answer:
-    # No profile has the compiler's options, but the binary has the GPUs that it was compiled for.
-    return Answer(
-        "cannot tell", then="cuobjdump --list-elf your_extension.so  # the GPUs that its code was compiled for"
-    )
+#: No profile has the compiler's options, but the binary has the GPUs that it was compiled for.
+_FLAGS: Final = Answer(
+    "cannot tell", then="cuobjdump --list-elf your_extension.so  # the GPUs that its code was compiled for"
+)
 
 
 #: Reason why streams take turns → what to do.
@@ -477,12 +468,13 @@ def _allocation(checked: Checked) -> Answer:
     if calling:
         then = "cuobjdump -sass your_extension.so | grep -E 'CALL.*(malloc|free)'  # calls alone do not tell of what"
         return Answer("cannot tell", evidence, "counters", seen, then)
-    return _in_order(evidence, seen, "instructions")
+    return _judged(0.0, evidence, seen, "", "instructions")
 
 
-def _numerics(checked: Checked) -> Answer:
-    # A profile has no values.
-    return Answer("cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs")
+#: A profile has no values.
+_NUMERICS: Final = Answer(
+    "cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs"
+)
 
 
 _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
@@ -501,11 +493,11 @@ _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
     "block size": ("configuration", "blocks are whole warps", _whole_warps),
     "grid": ("configuration", "the grid fills the GPU", _filled),
     "registers and shared memory": ("configuration", "neither keeps warps out that are needed", _resources),
-    "compile flags": ("configuration", "the compiler's options are right", _flags),
+    "compile flags": ("configuration", "the compiler's options are right", lambda _: _FLAGS),
     "GPU": ("faults", "it ran on the right GPU", _right_gpu),
     "streams": ("faults", "streams run at once where nothing orders them", _at_once),
     "allocation in kernels": ("faults", "no kernel allocates memory", _allocation),
-    "numerics": ("faults", "results are finite and exact enough", _numerics),
+    "numerics": ("faults", "results are finite and exact enough", lambda _: _NUMERICS),
 }
 
 

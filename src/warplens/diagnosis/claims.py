@@ -16,8 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import Spent
-from warplens.analysis.intervals import measure_before
-from warplens.diagnosis.evidence import is_unfused
+from warplens.diagnosis.evidence import is_unfused, time_inside
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.pace import INTERRUPTED_NS
 from warplens.diagnosis.rule import PRECEDENCES, Rule
@@ -153,7 +152,8 @@ def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str
     """The time of each pause by cause; by cause, the part in which the host issued work; and the modelled part."""
     nothing, causes = Spent.none(facts.gaps.height), facts.causes
     launch, copying = reduce(Spent.plus, (causes[name] for name in _LAUNCH)), causes["blocking-copy"]
-    reading_back = Spent(copying.rows, np.minimum(copying.ns, _inside(facts, copying)), copying.count)
+    inside = time_inside(facts.host.readback_calls, facts.gaps.select("start_ns", "end_ns")[copying.at])
+    reading_back = Spent(copying.rows, np.minimum(copying.ns, inside), copying.count)
     own = {
         "host-sync": causes["synchronization"].plus(causes["refill"]).plus(reading_back),
         "blocking-copy": copying.plus(reading_back, -1),
@@ -175,12 +175,6 @@ def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str
     return claimed, issuing, {name: spent.total for name, spent in moved.items()}
 
 
-def _inside(facts: Facts, spent: Spent) -> Int64s:
-    """How much of each of these pauses the host spent in read-backs of a few bytes."""
-    starts, ends = (facts.gaps[name].to_numpy()[spent.at] for name in ("start_ns", "end_ns"))
-    return measure_before(facts.host.readback_calls, ends) - measure_before(facts.host.readback_calls, starts)
-
-
 def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dict[str, Spent]:
     """The part of the launch idle time that exists only because a cause kept the host from running ahead, by cause.
 
@@ -192,10 +186,8 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dic
     """
     blocked = _blocked_ns(facts, own_ns)
     launch_ns, share = launch.total, facts.unprofiled_share
-    if not launch_ns or not blocked or not facts.alike:
-        return {}
-    if facts.phase is not None or facts.window.range_name is not None:
-        return {}  # the host's time is only known for the whole window
+    if not launch_ns or not blocked or not facts.alike or facts.is_part:
+        return {}  # of a part of the window, the host's time is not known
     waited = facts.host.waited_ns if "host-sync" in blocked else 0  # `host_needed_ns` does not include it
     issuing = max(facts.host_needed_ns + waited - sum(blocked.values()), 0)
     without = max(share * issuing, facts.busy_ns)

@@ -61,7 +61,6 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     """The load of the launching threads.
 
     Args:
-        timeline: the profile.
         window: its analysed part; calls belong to it by their start.
         readback_bytes: up to this size, a copy to the host is a read-back.
     """
@@ -108,6 +107,12 @@ def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
         inside = union(Intervals.of(calls.filter(pl.col("process") == process)))
         blocked += total(inside) - total(intersection(inside, intervals))
     return blocked
+
+
+def time_inside(intervals: Intervals, spans: pl.DataFrame) -> Int64s:
+    """How much of each of these spans (`start_ns`, `end_ns`) the disjoint intervals cover."""
+    begins, ends = (spans[name].to_numpy() for name in ("start_ns", "end_ns"))
+    return measure_before(intervals, ends) - measure_before(intervals, begins)
 
 
 def needed_ns(host: HostLoad, work: pl.DataFrame, parts: npt.NDArray[np.int32]) -> int:
@@ -306,7 +311,6 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
     """Intervals in which calls of the window load code.
 
     Args:
-        facts: the window.
         slow_launches: include launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
             Programming Guide, "Lazy Loading"); no other launch onto an idle GPU takes that long.
     """

@@ -26,13 +26,14 @@ from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
-from warplens.diagnosis.findings import ISSUING, PASSES, UnprofiledStep
+from warplens.diagnosis.findings import ISSUING, UnprofiledStep
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
+from warplens.profile.peaks import Peaks, peaks_of
 from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
 from warplens.profile.trace import WORK_KINDS
 
@@ -126,6 +127,21 @@ class Facts:
     #: cached answers of functions marked `once` or `remembered`
     answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def lengths(self) -> Int64s:
+        """Duration of each piece of work."""
+        return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
+
+    @property
+    def pause_lengths(self) -> Int64s:
+        """Duration of each pause."""
+        return (self.gaps["end_ns"] - self.gaps["start_ns"]).to_numpy()
+
+    @cached_property
+    def peaks(self) -> tuple[Peaks, ...]:
+        """The peak rates of the GPUs, as far as they are known."""
+        return tuple(peaks for device in self.devices if (peaks := peaks_of(device)) is not None)
+
     @cached_property
     def busy_ns(self) -> int:
         """Time during which GPUs worked."""
@@ -134,7 +150,7 @@ class Facts:
     @cached_property
     def idle_ns(self) -> int:
         """Time during which GPUs were idle."""
-        return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
+        return int(self.pause_lengths.sum())
 
     @property
     def wall_ns(self) -> int:
@@ -205,15 +221,29 @@ class Facts:
         """Whether the window has several steps, so that its numbers are typical of the workload."""
         return len(self.window.steps) > 1
 
+    @property
+    def is_part(self) -> bool:
+        """Whether these facts describe a phase, or the work of ranges of one name, and not a whole window."""
+        return self.phase is not None or self.window.range_name is not None
+
     def idle(self, *causes: str) -> int:
         """Idle time of these causes; 0 for unknown causes."""
         return sum(self.causes[cause].total for cause in causes if cause in self.causes)
 
+    @property
+    def issuing_ns(self) -> int:
+        """Idle time in which the host issued work, which tracing slows down."""
+        return self.idle(*ISSUING)
+
+    @property
+    def other_ns(self) -> int:
+        """Idle time of the host or the program in which it did not issue work."""
+        return max(self.idle_ns - self.issuing_ns - self.idle("submission", "profiler"), 0)
+
     @cached_property
     def host_needed_ns(self) -> int:
         """Host time to issue the work, without waits for a busy GPU."""
-        apart = self.phase is not None or self.window.range_name is not None
-        step = self.program.step if apart else np.zeros(self.work.height, dtype=np.int32)
+        step = self.program.step if self.is_part else np.zeros(self.work.height, dtype=np.int32)
         needed = needed_ns(self.host, self.work, step)
         return min(needed, self.wall_ns)
 
@@ -224,8 +254,7 @@ class Facts:
         work are added.
         """
         host = int(self.unprofiled_host_ns)
-        other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
-        return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
+        return max(self.busy_ns - saved_ns, min(host, self.wall_ns - self.other_ns)) + self.other_ns
 
     @property
     def unprofiled_share(self) -> float:
@@ -240,7 +269,7 @@ class Facts:
     @property
     def added_ns(self) -> int:
         """Idle time that the profiler added by slowing down launches and by blocking the host."""
-        return int((1 - self.unprofiled_share) * self.idle(*ISSUING)) + self.idle("profiler")
+        return int((1 - self.unprofiled_share) * self.issuing_ns) + self.idle("profiler")
 
     @cached_property
     def alike(self) -> bool:
@@ -254,7 +283,7 @@ class Facts:
 
         With several processes, it is that of the one with the most work.
         """
-        if self.phase is not None or not self.alike or self.window.range_name is not None:
+        if self.is_part or not self.alike:
             return None
         return Pace.of(self.timeline, self.window)
 
@@ -348,7 +377,7 @@ class Facts:
         """Whether a compiler generated most of the work that is no product: compiling it again would gain nothing."""
         program = self.program
         generated = program.marked("generated")
-        others = generated | program.labelled(*PASSES)
+        others = generated | program.passes
         return bool(program.own_ns[generated].sum() > self.thresholds.dominant_share * program.own_ns[others].sum())
 
     @cached_property
@@ -411,8 +440,8 @@ class Facts:
 
     def wall_of_phase(self, phase: str) -> int:
         """The time of the work of one phase, and of the pauses that it ended."""
-        pauses = self.gaps.filter(pl.col("phase") == phase)
-        return self.own_ns_having("phase", phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
+        pauses = self.pause_lengths[(self.gaps["phase"] == phase).to_numpy()]
+        return self.own_ns_having("phase", phase) + int(pauses.sum())
 
     def hand_over_to_phases(self) -> list[Facts]:
         """The facts of each phase that has any time: its work, and the pauses that it ended.
@@ -633,15 +662,9 @@ def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
 
 
 def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The names of the ranges with the largest summed times, the largest first.
+    """The names of the ranges with the largest summed times, by the row of `Trace.ranges` of each piece.
 
-    None for a phase, and none if most of the time lies outside all ranges.
-
-    Args:
-        facts: the window.
-        rows: row of `Trace.ranges` of each piece; null for none.
-        amounts: time of each piece.
-        most: how many names.
+    The largest first; none for a phase, and none if most of the time lies outside all ranges.
     """
     time_by_name: dict[str, int] = {}
     if facts.phase is not None:
@@ -669,13 +692,7 @@ def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> 
 
 
 def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The short names of the kernels with the largest summed times, the largest first; none for a phase.
-
-    Args:
-        facts: the window.
-        amounts: time of each piece of its work; only kernels have names.
-        most: how many names.
-    """
+    """The short names of the kernels with the largest summed times, the largest first; none for a phase."""
     if facts.phase is not None:
         return ()
     rows, spent = (amounts.at, amounts.ns) if isinstance(amounts, Spent) else (slice(None), amounts.to_numpy())

@@ -56,6 +56,10 @@ class Basis:
     work_share: float | None = None
 
 
+#: Placeholder in `Remedy.expected` for the gain of the remedy.
+GAIN: Final = "{gain}"
+
+
 @dataclass(frozen=True)
 class Remedy:
     """Something to do about a finding.
@@ -74,7 +78,7 @@ class Remedy:
 
     action: str
     how: str
-    expected: str
+    expected: str = GAIN
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
     gain_by_batch: Mapping[int, float] | None = None

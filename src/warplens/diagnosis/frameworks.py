@@ -41,27 +41,19 @@ _OF_PYTORCH: Final = re.compile(
     r"|PYTORCH|TORCH|register_buffer|Tensor\b|\.contiguous\(\)|\.float\(\)|scikit|g\.replay|device_map"
 )
 
-#: Begin of an action → framework → its action, its code and, if it differs, its expected effect; `*`: other frameworks.
-_ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "Copy from pinned memory": {
+#: Begin of an action → framework → the code for it; or an action of its own, the code and, if it differs, the expected
+#: effect. `*`: other frameworks.
+_ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
+    "Copy from pinned memory, without blocking": {
         "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
-        "cupy": (
-            "Copy from pinned memory, without blocking",
-            "pinned = cupyx.empty_pinned(shape, dtype); pinned[...] = array\nx.set(pinned, stream=stream)",
-        ),
-        "*": (
-            "Copy from pinned memory, without blocking",
-            "cudaMallocHost(&host, bytes);  // or cudaHostRegister for memory that is there already\n"
-            "cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream);",
-        ),
+        "cupy": "pinned = cupyx.empty_pinned(shape, dtype); pinned[...] = array\nx.set(pinned, stream=stream)",
+        "*": "cudaMallocHost(&host, bytes);  // or cudaHostRegister for memory that is there already\n"
+        "cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream);",
     },
     "Copy without blocking": {
         "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
-        "cupy": (
-            "Copy without blocking",
-            "x.set(pinned, stream=stream); y.get(stream=stream, out=pinned, blocking=False)",
-        ),
-        "*": ("Copy without blocking", "cudaMemcpyAsync(to, from, bytes, kind, stream);  // not cudaMemcpy"),
+        "cupy": "x.set(pinned, stream=stream); y.get(stream=stream, out=pinned, blocking=False)",
+        "*": "cudaMemcpyAsync(to, from, bytes, kind, stream);  // not cudaMemcpy",
     },
     "Copy the next batch while": {
         "jax": (
@@ -79,20 +71,12 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
     },
-    "Copy less": {"*": ("Copy less", "# send narrow types and convert on the GPU; keep results there")},
-    "Keep on the GPU what is used": {
-        "*": ("Keep on the GPU what is used in every step", "# allocate and copy it once, before the loop")
-    },
+    "Copy less": {"*": "# send narrow types and convert on the GPU; keep results there"},
+    "Keep on the GPU what is used in every step": {"*": "# allocate and copy it once, before the loop"},
     "Read results back less often": {
-        "jax": (
-            "Read results back less often",
-            "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
-            "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
-        ),
-        "cupy": (
-            "Read results back less often",
-            "# no float(x), x.item(), x.get() or `if x:` in the loop: test for the end every N turns",
-        ),
+        "jax": "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
+        "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
+        "cupy": "# no float(x), x.item(), x.get() or `if x:` in the loop: test for the end every N turns",
         "*": (
             "Wait for the GPU less often",
             "# no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy between launches: work of one stream\n"
@@ -100,61 +84,34 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Remove the calls that wait": {
-        "jax": (
-            "Remove the calls that wait",
-            "# no block_until_ready() between jitted functions: once, to time them all",
-        ),
-        "cupy": (
-            "Remove the calls that wait",
-            "# no cupy.cuda.Device().synchronize() or stream.synchronize() between launches: work of one stream\n"
-            "# runs in order anyway",
-        ),
-        "*": (
-            "Remove the calls that wait",
-            "# no cudaDeviceSynchronize or cudaStreamSynchronize between launches: work of one stream\n"
-            "# runs in order anyway; check errors with cudaGetLastError, which does not wait",
-        ),
+        "jax": "# no block_until_ready() between jitted functions: once, to time them all",
+        "cupy": "# no cupy.cuda.Device().synchronize() or stream.synchronize() between launches: work of one stream\n"
+        "# runs in order anyway",
+        "*": "# no cudaDeviceSynchronize or cudaStreamSynchronize between launches: work of one stream\n"
+        "# runs in order anyway; check errors with cudaGetLastError, which does not wait",
     },
     "Find all synchronizing operations": {
         "jax": ("Find all transfers", "jax.config.update('jax_transfer_guard', 'log')  # a line for each"),
         "*": ("Find all calls that wait", "warplens api PATH  # …Synchronize, cudaMemcpy, cudaFree"),
     },
     "Read the values back one step later": {
-        "jax": ("Read the values back one step later", "value.copy_to_host_async()  # float(value) one step later"),
-        "cupy": (
-            "Read the values back one step later",
-            "value.get(stream=stream, out=pinned, blocking=False); done = stream.record()\n"
-            "# read `pinned` after done.synchronize() in the next step",
-        ),
-        "*": (
-            "Read the values back one step later",
-            "cudaMemcpyAsync(pinned, value, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
-            "// read `pinned` after cudaEventSynchronize(done) in the next step",
-        ),
+        "jax": "value.copy_to_host_async()  # float(value) one step later",
+        "cupy": "value.get(stream=stream, out=pinned, blocking=False); done = stream.record()\n"
+        "# read `pinned` after done.synchronize() in the next step",
+        "*": "cudaMemcpyAsync(pinned, value, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
+        "// read `pinned` after cudaEventSynchronize(done) in the next step",
     },
     "Process all items at once": {
-        "jax": (
-            "Process all items at once",
-            "values = jax.device_get(values)  # all of them once, after the loop\n"
-            "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) instead of a call for each",
-        ),
-        "cupy": (
-            "Process all items at once",
-            "values = cupy.stack(values).get()  # once, after the loop\n"
-            "# a loop that tests for its end: every N turns only",
-        ),
-        "*": (
-            "Process all items at once",
-            "# one kernel and one copy for all of them; a loop that tests for its end: every N turns only",
-        ),
+        "jax": "values = jax.device_get(values)  # all of them once, after the loop\n"
+        "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) instead of a call for each",
+        "cupy": "values = cupy.stack(values).get()  # once, after the loop\n"
+        "# a loop that tests for its end: every N turns only",
+        "*": "# one kernel and one copy for all of them; a loop that tests for its end: every N turns only",
     },
     "Do the work of all turns at once": {
-        "jax": (
-            "Do the work of all turns at once",
-            "# jax.vmap, or jax.lax.scan inside jit, instead of a Python loop",
-        ),
-        "cupy": ("Do the work of all turns at once", "# one operation over the whole array: broadcasting, cupy.where"),
-        "*": ("Do the work of all turns at once", "# one kernel over the whole array; library calls that take a batch"),
+        "jax": "# jax.vmap, or jax.lax.scan inside jit, instead of a Python loop",
+        "cupy": "# one operation over the whole array: broadcasting, cupy.where",
+        "*": "# one kernel over the whole array; library calls that take a batch",
     },
     "Let the caching allocator": {
         "jax": (
@@ -172,9 +129,9 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Reuse buffers": {
-        "jax": ("Reuse buffers", "step = jax.jit(step, donate_argnums=0)  # and inputs padded to few distinct shapes"),
-        "cupy": ("Reuse buffers", "# out=, and operations in place; allocate once, before the loop"),
-        "*": ("Reuse buffers", "# allocate once, before the loop"),
+        "jax": "step = jax.jit(step, donate_argnums=0)  # and inputs padded to few distinct shapes",
+        "cupy": "# out=, and operations in place; allocate once, before the loop",
+        "*": "# allocate once, before the loop",
     },
     "Replay the step from a CUDA graph": {
         "jax": (
@@ -182,163 +139,98 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "step = jax.jit(step)  # loss, gradients and update together; several steps: jax.lax.scan inside\n"
             "# XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN,CUSTOM_CALL replays them as CUDA graphs",
         ),
-        "cupy": (
-            "Replay the step from a CUDA graph",
-            "stream.begin_capture(); step(); graph = stream.end_capture()  # once\ngraph.launch(stream)",
-        ),
-        "*": (
-            "Replay the step from a CUDA graph",
-            "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal); step(stream);\n"
-            "cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&ready, graph, 0);\n"
-            "cudaGraphLaunch(ready, stream);  // in each step",
-        ),
+        "cupy": "stream.begin_capture(); step(); graph = stream.end_capture()  # once\ngraph.launch(stream)",
+        "*": "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal); step(stream);\n"
+        "cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&ready, graph, 0);\n"
+        "cudaGraphLaunch(ready, stream);  // in each step",
     },
-    "Launch the next graph before": {
+    "Launch the next graph before this one has finished": {
         "jax": (
             "Call the next step before this one has finished",
             "# jitted functions return at once: no block_until_ready(), float() or np.asarray() between steps",
         ),
-        "*": (
-            "Launch the next graph before this one has finished",
-            "# a launch returns at once: do not wait between them, read results one replay later",
-        ),
+        "*": "# a launch returns at once: do not wait between them, read results one replay later",
     },
     "Put more into one graph": {
         "jax": ("Put more into one program", "# several steps in one jit: jax.lax.scan; metrics and updates in it, too")
     },
     "Launch fewer kernels": {
-        "jax": ("Launch fewer kernels", "step = jax.jit(step)  # outside jit, each operation is a separate kernel"),
-        "cupy": ("Launch fewer kernels", "@cupy.fuse()  # or one cupy.ElementwiseKernel for a chain of operations"),
-        "*": (
-            "Launch fewer kernels",
-            "# one kernel for all passes over the same data; library calls that take a batch",
-        ),
+        "jax": "step = jax.jit(step)  # outside jit, each operation is a separate kernel",
+        "cupy": "@cupy.fuse()  # or one cupy.ElementwiseKernel for a chain of operations",
+        "*": "# one kernel for all passes over the same data; library calls that take a batch",
     },
-    "Give each launch more work": {
-        "*": ("Give each launch more work", "# a larger batch: several requests, or chunks of the input, in one pass")
-    },
+    "Give each launch more work": {"*": "# a larger batch: several requests, or chunks of the input, in one pass"},
     "Fuse chains of elementwise work": {
-        "jax": ("Fuse chains of elementwise work", "step = jax.jit(step)  # XLA fuses operations inside one jit"),
-        "cupy": ("Fuse chains of elementwise work", "@cupy.fuse()  # or cupy.ElementwiseKernel, cupy.ReductionKernel"),
+        "jax": "step = jax.jit(step)  # XLA fuses operations inside one jit",
+        "cupy": "@cupy.fuse()  # or cupy.ElementwiseKernel, cupy.ReductionKernel",
         "*": ("Fuse kernels that pass over the same data", "# one pass over the data instead of several"),
     },
-    "Move fewer bytes": {"*": ("Move fewer bytes", "# 16-bit instead of 32-bit numbers; results in place")},
+    "Move fewer bytes": {"*": "# 16-bit instead of 32-bit numbers; results in place"},
     "Keep tensors in 16 bits": {"*": ("Keep arrays in 16 bits", "# sums and norms in 32 bits inside of kernels only")},
     "Put more work into each launch": {
-        "jax": ("Put more work into each launch", "# a larger batch, or independent problems stacked: jax.vmap"),
-        "*": (
-            "Put more work into each launch",
-            "# a larger batch, or independent problems in one launch: more blocks, library calls that take a batch",
-        ),
+        "jax": "# a larger batch, or independent problems stacked: jax.vmap",
+        "*": "# a larger batch, or independent problems in one launch: more blocks, library calls that take a batch",
     },
     "Run independent kernels concurrently": {
-        "cupy": ("Run independent kernels concurrently", "with cupy.cuda.Stream(non_blocking=True): y = branch(x)"),
-        "*": (
-            "Run independent kernels concurrently",
-            "# on streams of their own (cudaStreamNonBlocking), or as parallel branches of one CUDA graph",
-        ),
+        "cupy": "with cupy.cuda.Stream(non_blocking=True): y = branch(x)",
+        "*": "# on streams of their own (cudaStreamNonBlocking), or as parallel branches of one CUDA graph",
     },
-    "Make the pauses between the kernels": {
-        "*": (
-            "Make the pauses between the kernels shorter or fewer",
-            "# a CUDA graph: its nodes start sooner after one another; one kernel instead of several",
-        )
+    "Make the pauses between the kernels shorter or fewer": {
+        "*": "# a CUDA graph: its nodes start sooner after one another; one kernel instead of several"
     },
     "Compile before the loop": {
-        "jax": (
-            "Compile before the loop",
-            "step.lower(params, batch).compile()  # with each shape; inputs padded to few shapes\n"
-            "JAX_LOG_COMPILES=1 python train.py  # names what is compiled, and why\n"
-            "jax.config.update('jax_compilation_cache_dir', 'cache')  # for the next run",
-        ),
-        "cupy": ("Compile before the loop", "# call each kernel once before it: RawModule(…).compile()"),
+        "jax": "step.lower(params, batch).compile()  # with each shape; inputs padded to few shapes\n"
+        "JAX_LOG_COMPILES=1 python train.py  # names what is compiled, and why\n"
+        "jax.config.update('jax_compilation_cache_dir', 'cache')  # for the next run",
+        "cupy": "# call each kernel once before it: RawModule(…).compile()",
         "*": (
             "Load code before the loop",
             "# one call of each kernel, and of each library with each size, before it; CUDA_MODULE_LOADING=EAGER",
         ),
     },
-    "Prepare the input while": {
-        "jax": (
-            "Prepare the input while the GPU computes",
-            "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
-        ),
-        "*": (
-            "Prepare the input while the GPU computes",
-            "# a thread that reads and converts the next input into pinned memory",
-        ),
+    "Prepare the input while the GPU computes": {
+        "jax": "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
+        "*": "# a thread that reads and converts the next input into pinned memory",
     },
-    "Process these data on the GPU": {
-        "*": (
-            "Process these data on the GPU",
-            "# convert, count, compare and select there, and copy only the result back",
-        )
-    },
-    "Do this work where its data are": {
-        "*": (
-            "Do this work where its data are",
-            "# on the GPU, without copies to the host and back between two kernels",
-        )
-    },
-    "Work on these results on the GPU": {
-        "*": (
-            "Work on these results on the GPU, or behind the loop",
-            "# one number read back instead of an array; or hand them to another thread",
-        )
+    "Process these data on the GPU": {"*": "# convert, count, compare and select there, and copy only the result back"},
+    "Do this work where its data are": {"*": "# on the GPU, without copies to the host and back between two kernels"},
+    "Work on these results on the GPU, or behind the loop": {
+        "*": "# one number read back instead of an array; or hand them to another thread"
     },
     "Find out what the host does there": {
-        "jax": (
-            "Find out what the host does there",
-            "py-spy record --gil -- python train.py\n"
-            "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
-            "# ranges: with nvtx.annotate('data'): ...  # the package nvtx",
-        ),
-        "cupy": (
-            "Find out what the host does there",
-            "py-spy record --gil -- python program.py\n"
-            "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python program.py\n"
-            "# ranges: with cupyx.profiler.time_range('data'): ...",
-        ),
-        "*": (
-            "Find out what the host does there",
-            "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree ./program\n"
-            '// ranges: nvtxRangePushA("data"); … nvtxRangePop();',
-        ),
+        "jax": "py-spy record --gil -- python train.py\n"
+        "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
+        "# ranges: with nvtx.annotate('data'): ...  # the package nvtx",
+        "cupy": "py-spy record --gil -- python program.py\n"
+        "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python program.py\n"
+        "# ranges: with cupyx.profiler.time_range('data'): ...",
+        "*": "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree ./program\n"
+        '// ranges: nvtxRangePushA("data"); … nvtxRangePop();',
     },
     "Do fewer FLOPs, or use a narrower format": {
-        "*": (
-            "Do fewer FLOPs, or use a narrower format",
-            "# products in fp8 or int8 (cuBLASLt, CUTLASS); 2:4 sparsity; fewer or smaller products",
-        )
+        "*": "# products in fp8 or int8 (cuBLASLt, CUTLASS); 2:4 sparsity; fewer or smaller products"
     },
-    "Do fewer FLOPs": {"*": ("Do fewer FLOPs", "# 2:4 sparsity; fewer or smaller products")},
+    "Do fewer FLOPs": {"*": "# 2:4 sparsity; fewer or smaller products"},
     "Compute in float32 or less": {
-        "jax": (
-            "Compute in float32 or less",
-            "# no jax_enable_x64; jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
-        ),
-        "cupy": (
-            "Compute in float32 or less",
-            "x = cupy.asarray(array, dtype=cupy.float32)  # NumPy's floats are float64",
-        ),
-        "*": ("Compute in float32 or less", "# float instead of double, also for constants: 0.5f"),
+        "jax": "# no jax_enable_x64; jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
+        "cupy": "x = cupy.asarray(array, dtype=cupy.float32)  # NumPy's floats are float64",
+        "*": "# float instead of double, also for constants: 0.5f",
     },
     "Allow TF32": {
-        "jax": ("Allow TF32", "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')"),
-        "cupy": ("Allow TF32", "CUPY_TF32=1 python program.py"),
-        "*": ("Allow TF32", "cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);"),
+        "jax": "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
+        "cupy": "CUPY_TF32=1 python program.py",
+        "*": "cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);",
     },
     "Compute in bfloat16": {
-        "jax": (
-            "Compute in bfloat16",
-            "params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)\n# Flax: dtype=jnp.bfloat16 of each layer",
-        ),
+        "jax": "params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)\n"
+        "# Flax: dtype=jnp.bfloat16 of each layer",
         "cupy": ("Compute in fp16", "y = x.astype(cupy.float16) @ w.astype(cupy.float16)"),
-        "*": ("Compute in bfloat16", "# cublasGemmEx or cublasLtMatmul with CUDA_R_16BF operands"),
+        "*": "# cublasGemmEx or cublasLtMatmul with CUDA_R_16BF operands",
     },
     "Compute in fp16": {
-        "jax": ("Compute in fp16", "params = jax.tree.map(lambda x: x.astype(jnp.float16), params)"),
-        "cupy": ("Compute in fp16", "y = x.astype(cupy.float16) @ w.astype(cupy.float16)"),
-        "*": ("Compute in fp16", "# cublasGemmEx or cublasLtMatmul with CUDA_R_16F operands"),
+        "jax": "params = jax.tree.map(lambda x: x.astype(jnp.float16), params)",
+        "cupy": "y = x.astype(cupy.float16) @ w.astype(cupy.float16)",
+        "*": "# cublasGemmEx or cublasLtMatmul with CUDA_R_16F operands",
     },
     "Record the shapes of the operators": {
         "*": (
@@ -348,11 +240,8 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         )
     },
     "Put dependent work on the same stream": {
-        "*": (
-            "Put dependent work on the same stream",
-            "# no separate stream for work that waits for the other one anyway\n"
-            "# close other programs that use the GPU",
-        )
+        "*": "# no separate stream for work that waits for the other one anyway\n"
+        "# close other programs that use the GPU"
     },
 }
 
@@ -410,10 +299,9 @@ def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tu
 def _translated(framework: Framework, remedy: Remedy) -> Remedy:
     for begin, elsewhere in _ELSEWHERE.items():
         if remedy.action.startswith(begin) and (counterpart := elsewhere.get(framework) or elsewhere.get("*")):
-            action, how = counterpart[:2]
+            action, how, *expected = (begin, counterpart) if isinstance(counterpart, str) else counterpart
             # A counterpart with another effect has no known gain.
-            other = Remedy(action, how, counterpart[2]) if len(counterpart) > 2 else remedy
-            remedy = replace(other, action=action, how=how)
+            remedy = Remedy(action, how, expected[0]) if expected else replace(remedy, action=action, how=how)
             break
     else:
         lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]

@@ -130,8 +130,6 @@ class Pace:
         """Gain of these changes together; None if they alter nothing.
 
         Args:
-            changes: of `prediction.CHANGES`.
-            less: work that is not done.
             kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
         """
         gains, best, work_share = [], [], 0.0
@@ -163,7 +161,6 @@ def with_step_time(timeline: Timeline, window: Window, step_ns: int) -> Timeline
     with which it is still ahead. A step that took longer than the recorded one tells no more than that one.
 
     Args:
-        timeline: the profile.
         window: with whole steps.
         step_ns: measured duration of one of these steps without a profiler.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -18,7 +19,6 @@ import polars as pl
 
 from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.structure import EMPTY_PRODUCT_NS, backward_work
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -52,6 +52,8 @@ _ANY: Final = -1
 _LEAST_TIMES: Final = 2.0
 #: Most rows picked over rows of the table: above, passes over all rows do not cost much more.
 _MOST_PICKED: Final = 0.5
+#: Bounds of any time.
+_ANY_TIME: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 #: The sizes of one tensor in the text of an operator's shapes, lists of tensors included.
 _SIZES: Final = re.compile(r"\[(\d[\d, ]*)\]")
 
@@ -188,14 +190,15 @@ class _Search:
         """Takes operators, shapes and picks by row of `Facts.work`."""
         program = facts.program
         self.names, self.texts, self.picks = names, texts, picks
-        self.products, self.copies = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        self.products, self.copies = program.products, program.labelled("copy-cast")
         self.consuming = program.labelled(*_CONSUMING) & ~picks
         self.convolutions = program.labelled("convolution")
         self.backward = backward_work(facts)
 
     def size(self, row: int) -> _Size:
         """Of the product of this row; zeros if unknown."""
-        return _key(sizes_of("gemm", self.names[row], self.texts[row], None))
+        sizes = sizes_of("gemm", self.names[row], self.texts[row], None)
+        return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
     def note(self, row: int, written: dict[int, bool]) -> None:
         """Notes what this kernel read and wrote."""
@@ -261,7 +264,7 @@ def _with_gradients(facts: Facts, search: _Search, by_size: dict[_Size, list[flo
     if not backward.any() or backward.all():
         return
     forwards, gradients = dict[_Size, int](), dict[_Size, list[int]]()
-    for row in np.flatnonzero(facts.program.labelled(*PRODUCTS)).tolist():
+    for row in np.flatnonzero(facts.program.products).tolist():
         if search.names[row] in _BY_MATRIX:
             size = search.size(row)
             if backward[row]:
@@ -274,11 +277,6 @@ def _with_gradients(facts: Facts, search: _Search, by_size: dict[_Size, list[flo
         for size in {(many, width, wide), (width, wide, many), (wide, width, many)}:
             for row in gradients.get(size, ()):
                 share[row] = max(share[row], mean)
-
-
-def _key(sizes: dict[str, float]) -> _Size:
-    """Rows, columns and inner dimension of a product; zeros if unknown."""
-    return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
 
 def _multiplied_numbers(name: str, text: str | None) -> int:
@@ -312,7 +310,8 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
     reads = program.is_kernel | (program.having("kind", "copy") & ~program.having("label", "host-to-device"))
     if not picks.any() or not passes.any() or (shapes.is_null().to_numpy() & reads).any():
         return None
-    texts, slices = shapes.to_list(), _sliced(facts)
+    texts = shapes.to_list()
+    slices = first_shapes(facts, _SLICES, *_ANY_TIME)
     tables = {row: math.prod(next(iter(tensors_of(texts[row])), ())) for row in np.flatnonzero(picks).tolist()}
     passed = frozenset[int]().union(*map(_numbers, {texts[row] for row in np.flatnonzero(passes).tolist()}))
     sizes = (set(tables.values()) & passed) - {math.prod(shape) for shape in slices} - {0, 1}
@@ -368,14 +367,13 @@ def _is_same(types: str) -> bool:
     return len(first) == 2 and bool(first[0]) and first[0] == first[1]
 
 
-def _sliced(facts: Facts) -> set[tuple[int, ...]]:
-    """Shapes of the tensors of which the program takes slices."""
+def first_shapes(facts: Facts, operators: Sequence[str], begin: int, end: int) -> set[tuple[int, ...]]:
+    """Shapes of the first inputs of the operators of these names that start in this time."""
     trace = facts.timeline.trace
-    ranges = trace.ranges.with_row_index("range").select(
-        pl.col("range").cast(pl.UInt32), pl.col("name").cast(pl.String).is_in(_SLICES).alias("slices")
-    )
-    shapes = trace.operators.select(pl.col("range").cast(pl.UInt32), pl.col("input_shapes").cast(pl.String))
-    texts = ranges.filter("slices").join(shapes, on="range")["input_shapes"].drop_nulls().unique().to_list()
+    recorded = trace.operators.select("range", pl.col("input_shapes").cast(pl.String)).drop_nulls()
+    ranges = trace.ranges.select("start_ns", pl.col("name").cast(pl.String))[recorded["range"]]
+    chosen = ranges.select(pl.col("name").is_in(operators) & pl.col("start_ns").is_between(begin, end)).to_series()
+    texts = recorded["input_shapes"].filter(chosen).unique().to_list()
     return {next(iter(tensors_of(text)), ()) for text in texts}
 
 
@@ -388,7 +386,7 @@ class _Reading:
         """Takes operators and shapes by row of `Facts.work`, kernels of all steps in order, and what is sliced."""
         self.names, self.texts, self.kernels = names, texts, kernels
         self.operators = facts.timeline.places.operator[facts.rows]
-        self.products = facts.program.labelled(*PRODUCTS)
+        self.products = facts.program.products
         self.sliced: dict[int, int] = {}  # by the last side, numbers of the largest tensor that is sliced
         for shape in filter(None, slices):
             self.sliced[shape[-1]] = max(self.sliced.get(shape[-1], 0), math.prod(shape))
@@ -403,7 +401,6 @@ class _Reading:
         """Numbers that the pick at this place leaves, if rows; all of the table if its shapes and reader do not tell.
 
         Args:
-            place: of the pick.
             first: place of the first pick; a tensor of the size of the result must not have been seen before.
             size: numbers of the table.
         """
@@ -445,7 +442,6 @@ def _chains(
     Each chain begins with its only cast, of a tensor that is stored in another type: its result does not replace it.
 
     Args:
-        reading: operators, shapes, and the kernels of all steps in order.
         at: places of the kernels that read or write tensors of this size.
         size: numbers of the table.
         passes, casts, picks: which rows are passes, which of them casts, and which pick from a tensor of this size.

@@ -16,9 +16,10 @@ import polars as pl
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.frames import Spent, sum_by
-from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.launches import launching_threads
 from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.evidence import time_inside
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
@@ -116,9 +117,8 @@ def _of_last_call(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
 
 def _inside(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
     """Claimed time of the pauses inside each of these calls."""
-    rows = gaps > 0
-    claimed = union(Intervals(facts.gaps["start_ns"].to_numpy()[rows], facts.gaps["end_ns"].to_numpy()[rows]))
-    return measure_before(claimed, calls["end_ns"].to_numpy()) - measure_before(claimed, calls["start_ns"].to_numpy())
+    claimed = facts.gaps.select("start_ns", "end_ns").filter(pl.Series(gaps > 0))
+    return time_inside(union(Intervals.of(claimed)), calls)
 
 
 def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) -> Int64s:

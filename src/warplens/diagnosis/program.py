@@ -18,12 +18,14 @@ import polars as pl
 from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
 from warplens.analysis.intervals import edges_until
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
+from warplens.diagnosis.findings import PASSES
 from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from warplens.analysis.frames import Spent
     from warplens.diagnosis.facts import Facts
@@ -119,7 +121,6 @@ class Program:
     """The pieces of work of a window in stream order. Arrays have one value per row of `Facts.work`.
 
     Attributes:
-        facts: the window.
         order: rows of `Facts.work`, by device, stream and start.
     """
 
@@ -186,11 +187,10 @@ class Program:
 
     def marked(self, mark: str) -> Bools:
         """Which kernels have a name that matches one of `MARKS`."""
-        key = ("mark", mark)
-        if key not in self._cached:
-            names = self._names_with(mark)
-            self._cached[key] = _read_only(names.take(self.name_codes) & self.is_kernel) if names.any() else self._none
-        return self._cached[key]
+        names = self._names_with(mark)
+        if not names.any():
+            return self._none
+        return self._remembered(("mark", mark), lambda: names.take(self.name_codes) & self.is_kernel)
 
     def _names_with(self, mark: str) -> Bools:
         """Which of `full_names` match one of `MARKS`."""
@@ -208,17 +208,31 @@ class Program:
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
-        if labels not in self._cached:
-            found = self._with_value("label", labels)
-            found &= self.is_kernel
-            self._cached[labels] = _read_only(found) if found.any() else self._none
-        return self._cached[labels]
+        return self._remembered(labels, lambda: self._with_value("label", labels) & self.is_kernel)
+
+    @property
+    def products(self) -> Bools:
+        """Kernels of matrix products, attention and convolutions."""
+        return self.labelled(*PRODUCTS)
+
+    @property
+    def passes(self) -> Bools:
+        """Kernels that pass over memory (`PASSES`)."""
+        return self.labelled(*PASSES)
+
+    @property
+    def optimizing(self) -> Bools:
+        """Work of an optimizer, by a range or by the kernel."""
+        return np.asarray(self.labelled("optimizer") | self.having("phase", "optimizer"), dtype=np.bool_)
 
     def having(self, column: str, *values: str) -> Bools:
         """Which pieces have one of these values in an enumeration column of `Facts.work`."""
-        key = (column, *values)
+        return self._remembered((column, *values), lambda: self._with_value(column, values))
+
+    def _remembered(self, key: tuple[str, ...], find: Callable[[], Bools]) -> Bools:
+        """The pieces that are found, read-only because several rules share them."""
         if key not in self._cached:
-            found = self._with_value(column, values)
+            found = find()
             self._cached[key] = _read_only(found) if found.any() else self._none
         return self._cached[key]
 
@@ -389,7 +403,6 @@ class Program:
         """Unbroken sequences of these pieces, as rows of `Facts.work` in stream order.
 
         Args:
-            inside: which pieces.
             holding: pieces, and how many of them a sequence needs at least.
         """
         begins, ends = self.edges(inside)
@@ -399,6 +412,14 @@ class Program:
             begins, ends = begins[enough], ends[enough]
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             yield self.order[begin:end]
+
+    def runs_before(self, inside: Bools, following: Bools) -> Iterator[tuple[Int64s, int]]:
+        """The sequences of `runs` that one of the following pieces comes right after, and the row of that piece."""
+        begins, ends = self.edges(inside)
+        after = np.minimum(ends, len(self.order) - 1)
+        found = (ends < len(self.order)) & following[self.order[after]] & ~self.breaks[after]
+        for begin, end in zip(begins[found].tolist(), ends[found].tolist(), strict=True):
+            yield self.order[begin:end], int(self.order[end])
 
     def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
         """The sequences of `runs` as begins and ends in `order`."""

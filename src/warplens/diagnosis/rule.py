@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar, 
 import numpy as np
 
 from warplens.diagnosis.findings import (
-    ISSUING,
+    GAIN,
     MANY,
     Basis,
     Confidence,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.run import RankFacts
 
 
 #: Precedence of claims on the same piece of work, the last one wins: inferred from single kernels, seen in the
@@ -48,13 +49,16 @@ PRECEDENCES: Final[tuple[Precedence, ...]] = ("inferred", "structure", "measured
 GPU_BUSY_SHARE: Final = {"gpu_busy_share": "of the window, over its GPUs"}
 IDLE_NS: Final = {"idle_ns": "idle time that the finding claims"}
 IDLE_SHARE: Final = {"idle_share": "that idle time, of the window"}
-LAUNCHES_BEHIND_NS: Final = {
-    "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause"
+SEEN_IDLE: Final = {
+    **IDLE_NS,
+    **IDLE_SHARE,
+    "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause",
 }
 LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels; for the optimizer, its own"}
 
 _Rule = TypeVar("_Rule", bound="Rule")
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
 
 
 def remembered(method: Callable[[_Rule, Facts], _Result]) -> Callable[[_Rule, Facts], _Result]:
@@ -70,8 +74,10 @@ def remembered(method: Callable[[_Rule, Facts], _Result]) -> Callable[[_Rule, Fa
     return cached
 
 
-#: Placeholder in `Remedy.expected` for the expected gain of the finding.
-GAIN: Final = "{gain}"
+def first_of(*cases: tuple[object, _Value], default: _Value) -> _Value:
+    """The value of the first case that holds."""
+    return next((value for holds, value in cases if holds), default)
+
 
 #: Placeholder in `Remedy.expected` for the gains of other batch sizes.
 OTHER_BATCHES: Final = "{batches}"
@@ -205,7 +211,7 @@ class Rule:
         confidence: Confidence,
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...],
-        remedies: tuple[Remedy, ...],
+        remedies: tuple[Remedy | None, ...],
         title: str = "",
         warning: float | None = None,
         informs: bool = False,
@@ -222,10 +228,11 @@ class Rule:
         """The finding, unless its gain is below `raise_ceiling`.
 
         Args:
-            facts: the window.
             claimed_ns: wall time that the cause claims.
-            confidence, where, remedies, title: as in `Finding`.
-            evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
+            confidence, where, title: as in `Finding`.
+            evidence: as in `Finding`, `gpu_busy_share` excepted; None for numbers that were not recorded, which are
+                left out.
+            remedies: as in `Finding`; None for those that do not apply.
             warning: least gain of a warning, if larger than `warning_ceiling`.
             informs: it only informs, whatever its gain.
             on_gpu: it only slows down the GPU; with the remedy, the unchanged host may set the pace.
@@ -278,21 +285,32 @@ class Rule:
             # which may be parts of a step, are never sure enough for `critical`.
             sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
-        known = {name: value for name, value in evidence.items() if value is not None}
-        return Finding(
-            self.id,
-            title or self.title,
-            severity,
-            confidence,
-            gain,
-            interval,
-            bounded,
-            known,
-            where,
-            told_of(remedies, gain, interval, bounded, basis),
-            self.refutation,
-            basis=basis,
-        )
+        gains = gain, interval, bounded
+        shown = self._with_busy_share(facts, evidence)
+        return self.found(title, severity, confidence, gains, shown, where, told_of(remedies, *gains, basis), basis)
+
+    def _with_busy_share(
+        self, facts: Facts, evidence: Mapping[str, int | float | None]
+    ) -> Mapping[str, int | float | None]:
+        """The evidence with `GPU_BUSY_SHARE`, if the rule declares it."""
+        return {**{name: facts.busy_share for name in GPU_BUSY_SHARE if name in self.evidence}, **evidence}
+
+    def found(
+        self,
+        title: str,
+        severity: Severity,
+        confidence: Confidence,
+        gains: tuple[float | None, tuple[float, float] | None, float | None],
+        evidence: Mapping[str, int | float | None],
+        where: tuple[str, ...],
+        remedies: tuple[Remedy, ...],
+        basis: Basis | None = None,
+    ) -> Finding:
+        """A finding with this gain, interval and bound; its numbers are in the order in which they are declared."""
+        recorded = {name: number for name, number in evidence.items() if number is not None}
+        known = {name: recorded[name] for name in sorted(recorded, key=[*self.evidence].index)}
+        told = title or self.title
+        return Finding(self.id, told, severity, confidence, *gains, known, where, remedies, self.refutation, (), basis)
 
     #: For rules that claim pauses: from this share of its time on, a removed piece of work is not launched at all.
     unlaunched_share: ClassVar[float] = 0.99
@@ -312,29 +330,18 @@ class Rule:
 
     def described(
         self,
+        facts: Facts,
         *,
         title: str = "",
         confidence: Confidence,
-        gain: float | None,
+        gain: float | None = None,
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...] = (),
-        remedies: tuple[Remedy, ...],
+        remedies: tuple[Remedy | None, ...],
     ) -> Finding:
-        """A finding that only informs; `gain` is its bound."""
-        known = {name: value for name, value in evidence.items() if value is not None}
-        return Finding(
-            self.id,
-            title or self.title,
-            "info",
-            confidence,
-            None,
-            None,
-            gain,
-            known,
-            where,
-            remedies,
-            self.refutation,
-        )
+        """A finding that only informs; `gain` is its bound. Other arguments as in `raised`."""
+        shown = self._with_busy_share(facts, evidence)
+        return self.found(title, "info", confidence, (None, None, gain), shown, where, tuple(filter(None, remedies)))
 
 
 def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
@@ -347,7 +354,7 @@ def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
 
 
 def told_of(
-    remedies: tuple[Remedy, ...],
+    remedies: tuple[Remedy | None, ...],
     gain: float,
     interval: tuple[float, float],
     bound: float | None,
@@ -357,9 +364,10 @@ def told_of(
 
     Remedies with the placeholder `GAIN` have the gain of the finding; without any, the first remedy has it.
     """
-    first = 1 if remedies[:1] == (STEPS_ONLY,) else 0
-    has_placeholder = any(GAIN in remedy.expected for remedy in remedies)
-    best = None if has_placeholder else next(iter(remedies[first:]), None)
+    applying = tuple(filter(None, remedies))
+    first = 1 if applying[:1] == (STEPS_ONLY,) else 0
+    has_placeholder = any(GAIN in remedy.expected for remedy in applying)
+    best = None if has_placeholder else next(iter(applying[first:]), None)
     most = MANY if bound is None else min(bound, MANY)
 
     def with_gain(remedy: Remedy) -> Remedy:
@@ -375,7 +383,7 @@ def told_of(
         text = remedy.expected.replace(GAIN, about(own))
         return replace(remedy, expected=text, gain=own, gain_interval=_interval(span, bound), basis=span)
 
-    return in_order(tuple(map(with_gain, remedies)), gain)
+    return in_order(tuple(map(with_gain, applying)), gain)
 
 
 def _with_batches(remedy: Remedy, bound: float) -> Remedy:
@@ -391,12 +399,6 @@ def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -
 
     Saved GPU time helps only until the host sets the pace. Pauses in which the host issues work count as long as they
     are without the profiler, in the claim and in the window.
-
-    Args:
-        facts: the window.
-        saved_ns: time that goes away.
-        on_gpu: whether it is GPU time.
-        issuing_ns: part of it in which the host issues work.
     """
     if on_gpu:
         before, after = facts.unprofiled_ns(0), facts.unprofiled_ns(saved_ns)
@@ -405,14 +407,13 @@ def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -
     return ceiling(wall, min(saved_ns - (1 - facts.unprofiled_share) * issuing_ns, wall))
 
 
-def bound_of(facts: Facts, saved_ns: int, issuing_ns: int = 0) -> float:
+def bound_of(facts: Facts | RankFacts, saved_ns: float, issuing_ns: float = 0) -> float:
     """Largest speed-up if this time goes away, whether the profiler added nothing to the launches or all of their time.
 
     Other host work may hide behind GPU work, and other pauses may shrink without the profiler.
     """
-    issuing = facts.idle(*ISSUING)
     as_recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
-    wall = max(facts.wall_ns - issuing, 1)
+    wall = max(facts.wall_ns - facts.issuing_ns, 1)
     without_launches = ceiling(wall, max(min(saved_ns - issuing_ns, wall), 0))
     return max(as_recorded, without_launches)
 
@@ -470,7 +471,7 @@ def modelled(facts: Facts, change: str) -> str:
 
 
 def seen_idle(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
-    """Evidence of a host finding: pauses that the profile shows with this cause, and separately those of the model."""
+    """`SEEN_IDLE`: pauses that the profile shows with this cause, and separately those of the model."""
     seen = claims.seen_idle_ns(id_)
     return {
         "idle_ns": seen,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from statistics import median
 from typing import Final
 
@@ -14,7 +14,7 @@ import polars as pl
 from warplens.analysis.frames import once, sum_by
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.ranks.across import RanksResult, across_ranks
-from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
+from warplens.analysis.ranks.summary import RankSummary, rank_windows, summary_of
 from warplens.analysis.window import generic_names, is_step_name
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
@@ -25,9 +25,6 @@ from warplens.profile.trace import GRID_BLOCKS
 
 #: Rows kept of each rank's tables; only the largest are compared.
 _MOST_ROWS: Final = 400
-
-#: Idle causes that are neither the host's nor the program's.
-_NOT_OF_HOST: Final = ("submission", "profiler")
 
 _STALL: Final = HostStall()
 
@@ -58,7 +55,6 @@ class RankFacts:
 
         Args:
             share: host time without the profiler over recorded host time.
-            saved_ns: GPU time that goes away.
         """
         host = min(share * self.host_ns, self.wall_ns - self.other_ns)
         return max(self.busy_ns - saved_ns, host) + self.other_ns
@@ -105,6 +101,10 @@ class Run:
         """Mean duration of a rank's window."""
         return sum(facts.wall_ns for facts in self.ranks.values()) / max(len(self.ranks), 1)
 
+    def shares(self, spent_ns: Mapping[int, float]) -> dict[int, float]:
+        """Rank → these times of ranks, of their windows."""
+        return {rank: spent / max(self.ranks[rank].wall_ns, 1) for rank, spent in spent_ns.items()}
+
     def summary(self, rank: int) -> RankSummary:
         """Summary of this rank's profile."""
         return self.result.summaries[self.result.ranks.index(rank)]
@@ -112,13 +112,12 @@ class Run:
 
 def rank_facts(facts: Facts) -> RankFacts:
     """Data of one rank for the comparison with others."""
-    issuing = facts.idle(*ISSUING)
     return RankFacts(
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
         host_ns=facts.host_needed_ns,
-        issuing_ns=issuing,
-        other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_NOT_OF_HOST), 0),
+        issuing_ns=facts.issuing_ns,
+        other_ns=facts.other_ns,
         unprofiled_share=facts.unprofiled_share,
         before_communication_ns=_before_communication(facts),
         exposed_ns=int(facts.work.filter(pl.col("label") == "communication")["own_ns"].sum()),
@@ -166,9 +165,7 @@ def run_of_ranks(summaries: Sequence[RankSummary], facts: Callable[[int], RankFa
 @once
 def run_of(facts: Facts) -> Run | None:
     """The run in one profile; None for a part of a window, and without communication."""
-    if facts.phase is not None or facts.window.range_name is not None:
-        return None
-    if not (facts.work["label"] == "communication").any():
+    if facts.is_part or not (facts.work["label"] == "communication").any():
         return None
     ranks = rank_windows(facts.timeline, facts.window)
     summaries = [
@@ -177,13 +174,13 @@ def run_of(facts: Facts) -> Run | None:
         else summary_of(rank)
         for rank in ranks
     ]
-    return run_of_ranks(summaries, partial(_rank_facts, ranks, facts), [0] * len(ranks))
 
+    def gathered(place: int) -> RankFacts:
+        timeline, window = ranks[place].timeline, ranks[place].window
+        alone = timeline is facts.timeline
+        return rank_facts(facts if alone else gather(timeline, window, thresholds=facts.thresholds))
 
-def _rank_facts(ranks: Sequence[RankWindow], whole: Facts, place: int) -> RankFacts:
-    rank = ranks[place]
-    alone = rank.timeline is whole.timeline
-    return rank_facts(whole if alone else gather(rank.timeline, rank.window, thresholds=whole.thresholds))
+    return run_of_ranks(summaries, gathered, [0] * len(ranks))
 
 
 def _before_communication(facts: Facts) -> int:
@@ -209,8 +206,7 @@ def _handling_ns(facts: Facts) -> int:
     threads = ranges.select("start_ns", "end_ns", "process", "thread").filter(named)
     spent = 0
     for part in threads.partition_by("process", "thread"):
-        spans = Intervals(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-        spent += total(clip(union(spans), facts.window.start_ns, facts.window.end_ns))
+        spent += total(clip(union(Intervals.of(part)), facts.window.start_ns, facts.window.end_ns))
     return spent
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import API_KIND
+from warplens.analysis.intervals import Intervals
 from warplens.analysis.replay import RecordedSchedule, Replayed
 from warplens.diagnosis.facts import Facts
 from warplens.profile.schema import Bools, Int64s, name_categories
@@ -66,36 +67,25 @@ class StepPictures:
 class _Times:
     """Starts and ends of all calls and work of the schedule, and the bounds of its steps."""
 
-    call_starts: Int64s
-    call_ends: Int64s
-    starts: Int64s
-    ends: Int64s
+    calls: Intervals
+    work: Intervals
     bounds: Int64s
 
-    def of_step(self, step: int) -> tuple[Bools, Bools]:
+    def of_step(self, step: int) -> list[Bools]:
         """Which calls and which work overlap a step."""
         begin, end = self.bounds[step], self.bounds[step + 1]
-        return (
-            (self.call_ends > begin) & (self.call_starts < end),
-            (self.ends > begin) & (self.starts < end),
-        )
+        return [(each.ends > begin) & (each.starts < end) for each in (self.calls, self.work)]
 
     def since(self, step: int, calls: Int64s, work: Int64s) -> list[Int64s]:
         """Starts and ends of these calls and of this work from the start of a step."""
-        origin = self.bounds[step]
-        return [
-            self.call_starts[calls] - origin,
-            self.call_ends[calls] - origin,
-            self.starts[work] - origin,
-            self.ends[work] - origin,
-        ]
+        chosen = ((self.calls, calls), (self.work, work))
+        return [edges[rows] - self.bounds[step] for spans, rows in chosen for edges in spans]
 
 
 class StepReplays:
     """Replays of one schedule, of which the same step is drawn.
 
     Args:
-        facts: the window.
         recorded: the schedule without the profiler's time.
         replayed: its replay.
     """
@@ -112,10 +102,8 @@ class StepReplays:
         inner = [step.start_ns for step in steps[1:]]
         self._inner = np.array(inner, dtype=np.int64)
         self._seen = _Times(
-            recorded.called_ns,
-            recorded.returned_ns,
-            self._begun,
-            work["end_ns"].to_numpy(),
+            Intervals(recorded.called_ns, recorded.returned_ns),
+            Intervals(self._begun, work["end_ns"].to_numpy()),
             np.array([window.start_ns, *inner, window.end_ns], dtype=np.int64),
         )
         self._before = self._times(recorded, replayed)
@@ -139,7 +127,8 @@ class StepReplays:
             first = np.argsort(self._begun, kind="stable")[np.minimum(at, len(self._begun) - 1)]
             inner = np.where(self._begun[first] == self._inner, replayed.starts[first], inner)
         bounds = np.r_[begin, inner, begin + recorded.duration_ns(replayed)]
-        return _Times(replayed.call_starts, replayed.call_ends, replayed.starts, replayed.ends, bounds)
+        calls = Intervals(replayed.call_starts, replayed.call_ends)
+        return _Times(calls, Intervals(replayed.starts, replayed.ends), bounds)
 
     def pictures(self, now_ns: int) -> StepPictures | None:
         """The timelines of the step; None if the replay does not show it. `now_ns`: step time without a profiler."""
@@ -147,10 +136,10 @@ class StepReplays:
         if min(measured, int(np.diff(self._before.bounds)[self._step])) <= 0:
             return None
         cell = max(round(max(measured, now_ns, *(length for _, length in self._after.values())) * _CELL), 1)
-        first, last = self._seen.bounds[self._step], self._seen.bounds[self._step + 1]
-        in_step = (self._begun < last) & (self._seen.ends > first)
+        _, in_step = self._seen.of_step(self._step)
         streams, which = np.unique(self._stream[in_step], return_inverse=True)
-        spent = np.bincount(which.reshape(-1), (self._seen.ends - self._begun)[in_step], minlength=len(streams))
+        lengths = (self._seen.work.ends - self._begun)[in_step]
+        spent = np.bincount(which.reshape(-1), lengths, minlength=len(streams))
         shown = streams[np.sort(np.argsort(-spent, kind="stable")[:MOST_STREAMS])].tolist()
         return StepPictures(
             self._index,

@@ -10,11 +10,10 @@ import numpy as np
 
 from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
-from warplens.diagnosis.findings import ISSUING, PASSES, Confidence, Finding, Remedy
+from warplens.diagnosis.findings import Confidence, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Rule
@@ -48,9 +47,9 @@ class StructureRule(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        return self.shown(facts, claims) if claims.busy_ns(self.id) else None
+        return self._shown(facts, claims) if claims.busy_ns(self.id) else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
         raise NotImplementedError
 
@@ -60,7 +59,7 @@ class StructureRule(Rule):
         claims: Claims,
         *,
         confidence: Confidence,
-        remedies: tuple[Remedy, ...],
+        remedies: tuple[Remedy | None, ...],
         evidence: dict[str, int | float | None],
         title: str = "",
         bound_ns: int | None = None,
@@ -72,8 +71,6 @@ class StructureRule(Rule):
         """The finding with the common evidence and places; other arguments as in `Rule.raised`.
 
         Args:
-            facts: the window.
-            claims: the time of each cause.
             whole_share: share of the whole window that the remedy saves, if not only the claimed time is affected.
         """
         claimed = claims.total_ns(self.id)
@@ -91,7 +88,6 @@ class StructureRule(Rule):
                 "affected_share": affected / facts.wall_ns,
                 "saved_ns": claimed,
                 **evidence,
-                "gpu_busy_share": facts.busy_share,
             },
             where=facts.program.places(pieces)
             or range_names(facts, facts.work["range"], pieces)
@@ -100,7 +96,7 @@ class StructureRule(Rule):
             on_gpu=not claims.idle_ns(self.id) and whole_share is None,
             issuing_ns=claims.issuing_ns.get(self.id, 0)
             if whole_share is None
-            else int(whole_share * facts.idle(*ISSUING)),
+            else int(whole_share * facts.issuing_ns),
             bound_ns=bound_ns,
             informs=informs,
             warning=warning,
@@ -141,7 +137,7 @@ def started_share(facts: Facts, rows: Int64s | slice = EVERY) -> Float64s:
     """Share of the duration of each piece of work that an empty kernel would take; merged kernels pay it once."""
     starts, ends = (facts.work[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     duration = np.maximum(ends - starts, 1)
-    empty = np.where(facts.program.labelled(*PRODUCTS)[rows], EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
+    empty = np.where(facts.program.products[rows], EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
     return np.asarray(np.minimum(empty / duration, 1.0), dtype=np.float64)
 
 
@@ -174,7 +170,6 @@ class Passes:
         kernel of one pass.
 
         Args:
-            facts: the window.
             filled: share of the GPU that each piece keeps busy; nan if unknown.
             rows: rows of `Facts.work` to answer for.
         """
@@ -225,7 +220,7 @@ def _joined_passes(facts: Facts) -> Passes | None:
     """Passes that launch the same kernels and whose results are concatenated or whose gradients are summed."""
     program = facts.program
     joining, backward = program.marked("concatenation"), program.marked("backward")
-    optimizing = program.labelled("optimizer") | facts.program.having("phase", "optimizer")
+    optimizing = program.optimizing
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
@@ -352,10 +347,10 @@ def turns_of_step(facts: Facts) -> Turns | None:
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
         return None
-    others = program.labelled("attention", "communication", "optimizer", "convolution")
-    others = others | program.having("phase", "optimizer") | program.having("label", "device-to-host")
+    others = program.labelled("attention", "communication", "convolution") | program.optimizing
+    others = others | program.having("label", "device-to-host")
     of_layers, fills = program.labelled("normalization", "softmax"), program.marked("filling")
-    products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
+    products, ending = program.products, program.labelled("copy-cast", "sort-topk")
     sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     nonlinear = program.marked("nonlinear") | program.marked("choosing")
     searching = program.marked("searching")
@@ -397,7 +392,7 @@ def recurring_share(facts: Facts) -> float:
     kernels more to do.
     """
     program, shares = facts.program, [1.0 if facts.window.steps else 0.0]
-    products = program.labelled(*PRODUCTS)
+    products = program.products
     nonlinear = program.marked("nonlinear") | program.labelled("normalization", "softmax")
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
@@ -485,7 +480,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     program, backward = facts.program, backward_work(facts)
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     periods: dict[tuple[bytes, bytes], int] = {}
-    product = program.labelled(*PRODUCTS)
+    product = program.products
     if not backward.any() or backward.all():
         return again, 1.0
     for rows in program.by_step():
@@ -544,7 +539,7 @@ def time_beside(program: Program, which: Bools, reach: int = 8) -> Int64s:
     order = program.order
     found = np.zeros(len(order), dtype=np.bool_)
     places = np.flatnonzero(program.in_order(which))
-    is_pass = program.in_order(program.labelled(*PASSES))
+    is_pass = program.in_order(program.passes)
     for direction in (-1, 1):
         reached = places
         for _ in range(reach):

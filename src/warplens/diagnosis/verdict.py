@@ -122,7 +122,6 @@ def is_of_profiler(share: float | None, without_profiler: float | None, expected
     Args:
         share: of the recorded time, in the headline.
         without_profiler: the same of the time without the profiler.
-        expected: the gain.
     """
     if share is None or without_profiler is None or expected is None:
         return False
@@ -138,9 +137,6 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
     is part of the recorded shares.
 
     Args:
-        facts: the window.
-        verdict: the finding of the headline.
-        claims: the time of the window by cause.
         share: of the window, in the headline.
         modelled: another share of the window that the headline names.
     """
@@ -168,9 +164,6 @@ def _also_removed(facts: Facts, verdict: Finding, claims: Claims, saved: float, 
     """What the first remedy removes beside the time of its cause: other GPU work, other pauses, or both.
 
     Args:
-        facts: the window.
-        verdict: the finding.
-        claims: the time of the window by cause.
         saved: share of the time without a profiler that the first remedy saves.
         own: the part of it that the profile shows with the cause.
     """
@@ -230,15 +223,14 @@ def diagnose(
     # Intermediate data of the pauses' causes, tens of megabytes at a million kernels, are no longer needed.
     forget(timeline, HostCalls.of, Timeline.busy)
     claims = divide(facts, RULES)
-    incomplete = _INCOMPLETE.missing(facts)
-    decides = incomplete is not None and incomplete.decides
+    incomplete, decides = _INCOMPLETE.missing(facts)
     if incomplete is not None and decides:
         # Such a profile does not show the program: other findings would be artefacts.
-        verdict, raised = incomplete.finding, []
+        verdict, raised = incomplete, []
     else:
         raised = _findings(facts, claims)
         verdict = _verdict(facts, claims, raised)
-        rest = incomplete.finding if incomplete is not None else _INCOMPLETE.unexplained(facts, claims)
+        rest = incomplete or _INCOMPLETE.unexplained(facts, claims)
         worth = incomplete is not None or (rest.bound or 0.0) >= thresholds.warning_ceiling
         if worth and verdict.id != rest.id:
             raised.append(rest)
@@ -304,16 +296,14 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if costliest is not None:
         return _first_to_mend(facts, claims, costliest, found)
     by_id = {finding.id: finding for finding in found}
-    hidden = facts.own_ns_having("kind", "graph")
-    if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
-        return by_id["graph-opaque"]
-    if "padded-work" in by_id:
-        return by_id["padded-work"]
-    if "saturated" in by_id:
-        roof = by_id.get("tensor-compute")
-        return roof if roof is not None and roof.confidence == "high" else by_id["saturated"]
-    if "below-roof" in by_id:
-        return by_id["below-roof"]
+    if facts.own_ns_having("kind", "graph") <= limits.dominant_share * facts.wall_ns:
+        by_id.pop("graph-opaque", None)
+    roof = by_id.get("tensor-compute")
+    if "saturated" in by_id and roof is not None and roof.confidence == "high":
+        by_id["saturated"] = roof
+    for id_ in ("graph-opaque", "padded-work", "saturated", "below-roof"):
+        if id_ in by_id:
+            return by_id[id_]
     causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
     return max([*causes, rest], key=weight)
 

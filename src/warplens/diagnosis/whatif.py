@@ -74,8 +74,6 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatI
     """Gains of these findings, one by one and in pairs; None if the schedule cannot be replayed.
 
     Args:
-        facts: the window.
-        claims: the time of each cause.
         findings: the worst first; those without an expected gain or a remedy are left out.
     """
     worth = [finding for finding in findings if (finding.expected or 0.0) > 1.0 and finding.remedies][:_MOST]

@@ -13,7 +13,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
@@ -37,15 +37,15 @@ class UnfusedAttention(StructureRule):
         "mask, the masked half of the scores and the cost of slower kernels"
     )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
-    masked_headline: ClassVar = (
-        "Limited by attention with an explicit mask: skipping the masked scores could save {share} of the time"
-    )
     title = "Attention is not fused: its scores go through memory several times"
     fallback_title: ClassVar = (
         "scaled_dot_product_attention falls back to its written-out form: scores go through memory"
     )
     masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
-    headlines: ClassVar = {masked_title: masked_headline}
+    headlines: ClassVar = {
+        masked_title: "Limited by attention with an explicit mask: skipping the masked scores could save {share} of "
+        "the time"
+    }
     evidence: ClassVar = {
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
@@ -92,7 +92,7 @@ class UnfusedAttention(StructureRule):
             share[products] = self.product_saved_share
             share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
             if self._falls_back(facts):
-                factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
+                factor = tensor_core_factor(facts) or 1.0
                 wide = products & off_tensor_cores(facts)
                 causal, copies = self._made_by_fallback(facts, products)
                 hidden = self.hidden_share if causal else 0.0
@@ -108,15 +108,11 @@ class UnfusedAttention(StructureRule):
         Fused kernels need neither: a flag replaces the triangle, and they take operands with any strides, and keys that
         heads share.
         """
-        program, order = facts.program, facts.program.order
+        program = facts.program
         between = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
         copying, triangles = program.labelled("copy-cast") & ~program.marked("narrowing"), program.marked("triangle")
-        begins, ends = program.edges(between)
-        after = np.minimum(ends, len(order) - 1)
-        before_product = (ends < len(order)) & products[order[after]] & ~program.breaks[after]
         copies, causal = np.zeros(facts.work.height, dtype=np.bool_), False
-        for begin, end in zip(begins[before_product].tolist(), ends[before_product].tolist(), strict=True):
-            run = order[begin:end]
+        for run, _ in program.runs_before(between, products):
             copies[run[copying[run]]] = True
             causal = causal or bool(triangles[run].any())
         return causal, copies
@@ -168,7 +164,7 @@ class UnfusedAttention(StructureRule):
         softmax = np.flatnonzero(program.in_order(is_softmax))
         if not len(softmax):
             return passes, products, 0
-        is_pass = np.append(program.in_order(program.labelled(*PASSES) | ~program.is_kernel), False)
+        is_pass = np.append(program.in_order(program.passes | ~program.is_kernel), False)
         is_product = program.in_order(program.labelled("gemm"))
         breaks = program.breaks
         stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
@@ -192,8 +188,7 @@ class UnfusedAttention(StructureRule):
         products[order[np.concatenate((left - 1, right + 1, second))]] = True
         return passes, products, len(softmax)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         passes, products, count = self._unfused(facts)
         attention, masks = self._masked(facts)
         if attention.any() and not count:
@@ -245,7 +240,7 @@ def attention_masks(facts: Facts) -> AttentionMasks | None:
     places = places[(places > 1) & ~program.breaks[places]]
     # A short fill may lie right before the kernel.
     before = order[np.where(program.is_kernel[order[places - 1]], places - 1, places - 2)]
-    making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
+    making = program.marked("choosing")[before] & program.passes[before]
     attended, shapes = order[places], None
     if facts.timeline.has_operators:
         all_shapes = program.shapes()

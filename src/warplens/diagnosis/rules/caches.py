@@ -10,8 +10,8 @@ import numpy as np
 
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Limit, remembered
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_of
 from warplens.profile.schema import Bools, Float64s
 
@@ -32,56 +32,45 @@ _FIXED: Final = (
 )
 
 #: For caches whose rows are reordered.
-_IN_PLACE: Final = (
-    Remedy(
-        "Move indices, not the cache",
-        "# a paged cache whose block table is reordered (vllm), or rows that are gathered once at the end\n"
-        "# sampling or greedy search instead of beams if quality allows: num_beams=1",
-        GAIN,
-    ),
+_IN_PLACE: Final = Remedy(
+    "Move indices, not the cache",
+    "# a paged cache whose block table is reordered (vllm), or rows that are gathered once at the end\n"
+    "# sampling or greedy search instead of beams if quality allows: num_beams=1",
 )
 
 #: For loops that append their results.
-_COLLECTED: Final = (
-    Remedy(
-        "Collect results, and concatenate once",
-        "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # after it\n"
-        "# or, for a known length: result = torch.empty(n, ...); result[i] = y",
-        "each result is copied once",
-    ),
+_COLLECTED: Final = Remedy(
+    "Collect results, and concatenate once",
+    "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # after it\n"
+    "# or, for a known length: result = torch.empty(n, ...); result[i] = y",
+    "each result is copied once",
 )
 
 #: For caches of fixed size that compiled code copies.
-_WRITTEN: Final = (
-    Remedy(
-        "Keep keys and values in tensors of their own, and write them in place",
-        "self.keys[:, :, place] = k  # or index_copy_; two buffers, because a compiler copies a buffer of which it\n"
-        "self.values[:, :, place] = v  # writes one half and reads the other: not kept[0] = k; kept[1] = v\n"
-        "# check with warplens kernels: the generated kernels with copy in their names are gone",
-        f"{GAIN}: one token is written",
-    ),
+_WRITTEN: Final = Remedy(
+    "Keep keys and values in tensors of their own, and write them in place",
+    "self.keys[:, :, place] = k  # or index_copy_; two buffers, because a compiler copies a buffer of which it\n"
+    "self.values[:, :, place] = v  # writes one half and reads the other: not kept[0] = k; kept[1] = v\n"
+    "# check with warplens kernels: the generated kernels with copy in their names are gone",
+    f"{GAIN}: one token is written",
 )
 
 #: For heads that share keys and values.
-_SHARED: Final = (
-    Remedy(
-        "Let attention read the heads that are shared",
-        "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
-        "# transformers repeats them if there is a mask, as with a static cache: register such a function, with\n"
-        '# AttentionInterface.register("shared", function), then model.set_attn_implementation("shared")',
-        f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
-    ),
+_SHARED: Final = Remedy(
+    "Let attention read the heads that are shared",
+    "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
+    "# transformers repeats them if there is a mask, as with a static cache: register such a function, with\n"
+    '# AttentionInterface.register("shared", function), then model.set_attn_implementation("shared")',
+    f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
 )
 
 #: For histories of fixed length.
-_RING: Final = (
-    Remedy(
-        "Write into a ring",
-        "history[:, turn % length] = frame  # instead of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
-        "# readers put the frames in order: history[:, order], or weights rolled by the turn\n"
-        "# or a buffer twice as long, written in place, of which each turn reads a slice",
-        f"{GAIN}: one frame is written instead of the whole history",
-    ),
+_RING: Final = Remedy(
+    "Write into a ring",
+    "history[:, turn % length] = frame  # instead of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
+    "# readers put the frames in order: history[:, order], or weights rolled by the turn\n"
+    "# or a buffer twice as long, written in place, of which each turn reads a slice",
+    f"{GAIN}: one frame is written instead of the whole history",
 )
 
 
@@ -118,30 +107,25 @@ class GrowingCache(StructureRule):
     rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
     shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
     copied_title: ClassVar = "Compiled code copies a whole cache of keys and values before each attention"
-    copied_headline: ClassVar = "Limited by a cache that compiled code copies: {share} of the time goes into that"
     shared_title: ClassVar = "Keys and values are copied for each head that shares them, before each attention"
-    shared_headline: ClassVar = (
-        "Limited by copies of keys and values for the heads that share them: reading them where they are could save "
-        "{share} of the time"
-    )
-    shifted_headline: ClassVar = "Limited by torch.roll: {share} of the time goes into copying a whole buffer"
     appended_headline: ClassVar = (
         "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
     )
     headlines: ClassVar = {
         appended_title: appended_headline,
         rolled_title: appended_headline,
-        shifted_title: shifted_headline,
-        copied_title: copied_headline,
-        shared_title: shared_headline,
+        shifted_title: "Limited by torch.roll: {share} of the time goes into copying a whole buffer",
+        copied_title: "Limited by a cache that compiled code copies: {share} of the time goes into that",
+        shared_title: "Limited by copies of keys and values for the heads that share them: reading them where they are "
+        "could save {share} of the time",
     }
     remedies: ClassVar = {
-        appended_title: _COLLECTED,
-        copied_title: _WRITTEN,
-        shared_title: _SHARED,
-        rolled_title: _RING,
-        shifted_title: _RING,
-        reordered_title: (*_IN_PLACE, *_FIXED),
+        appended_title: (_COLLECTED,),
+        copied_title: (_WRITTEN,),
+        shared_title: (_SHARED,),
+        rolled_title: (_RING,),
+        shifted_title: (_RING,),
+        reordered_title: (_IN_PLACE, *_FIXED),
     }
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
@@ -240,7 +224,7 @@ class GrowingCache(StructureRule):
     def _with_each_attention(self, facts: Facts, which: Bools) -> Bools:
         """Those of these that take far longer than the work on one token, if each attention has a pair of them."""
         program, attention = facts.program, self._attention(facts)
-        others = program.labelled(*PASSES) & ~program.marked("concatenation")
+        others = program.passes & ~program.marked("concatenation")
         if not attention.any() or not others.any() or which.sum() < self.least_per_step * facts.steps:
             return np.zeros_like(which)
         long = which & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
@@ -254,7 +238,7 @@ class GrowingCache(StructureRule):
         one token, and together at least as long as the attention. Copies of activations are not.
         """
         program, attention = facts.program, self._attention(facts)
-        passes = program.labelled(*PASSES)
+        passes = program.passes
         copies = passes & program.marked("copying")
         nothing = np.zeros_like(copies)
         if not copies.any() or not attention.any():
@@ -343,7 +327,7 @@ class GrowingCache(StructureRule):
 
     def _removable_ns(self, facts: Facts, copies: Bools) -> int:
         """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
-        other_passes = facts.program.labelled(*PASSES) & ~copies
+        other_passes = facts.program.passes & ~copies
         return time_of(facts.program, copies) + facts.idle_ns + time_of(facts.program, other_passes) // 2
 
     def _growth(self, facts: Facts, copies: Bools) -> float | None:
@@ -362,8 +346,7 @@ class GrowingCache(StructureRule):
         rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
         return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         joined, gathers, title = self._copies(facts)
         gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)

@@ -12,10 +12,10 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import Finding, Remedy, ceiling, percent
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, ceiling, percent
 from warplens.diagnosis.pace import NOISE, Gain
-from warplens.diagnosis.rule import GAIN, Limit, Rule, bringing, gain_of
-from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of, most_of
+from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, gain_of
+from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of
 from warplens.diagnosis.run import Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -27,14 +27,12 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "Overlap it with the backward pass",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
             "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
-            "",
         ),
         Remedy(
             "Communicate less",
             "with model.no_sync(): loss.backward()  # all but the last micro-batch\n"
             "# or in bfloat16:\n"
             "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
-            "",
         ),
     ),
     "all_to_all": (
@@ -43,13 +41,11 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "# embedding tables: torchrec's TrainPipelineSparseDist exchanges the next batch during this one\n"
             "# experts: split the batch in two, and compute one half while the other is exchanged\n"
             "# attention over parts of a sequence: queries are exchanged while keys and values are projected",
-            "",
         ),
         Remedy(
             "Exchange fewer bytes",
             "# rows in bfloat16 or fp8: torchrec's QCommsConfig, DeepEP for experts\n"
             "# tables or experts that are used together: on one rank, or on one host",
-            "",
         ),
     ),
     "send_recv": (
@@ -57,12 +53,10 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "Send the next block while this one is computed",
             "# dist.batch_isend_irecv of the next block into a second buffer, before the work on this one;\n"
             "# wait() after it, as ring attention does with keys and values",
-            "",
         ),
         Remedy(
             "Send fewer bytes",
             "# keys and values before they are repeated for heads; 16 bits or fewer",
-            "",
         ),
     ),
     "layers": (
@@ -70,13 +64,11 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "Communicate for one part while another is computed",
             "torch._inductor.config._micro_pipeline_tp = True  # with torch.compile: overlaps sums and products\n"
             "# or split the batch in two, and compute one half while the other is summed",
-            "",
         ),
         Remedy(
             "Split each model over fewer GPUs",
             "# tensor parallel over as few GPUs as hold the model, and more copies of it\n"
             "# kernels for small sums inside a host (custom all-reduce of inference engines; symmetric memory)",
-            "",
         ),
     ),
 }
@@ -201,7 +193,7 @@ class ExposedCommunication(Rule):
             on_device = work["device"] == device
             collective = on_device & (work["label"] == "communication")
             spans = work.filter(collective)
-            hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
+            hidden += total(union(Intervals.of(spans)))
             compute += int(work["own_ns"].filter(on_device & ~collective & (work["kind"] != "copy")).sum())
         return min(max(compute - hidden, 0), exposed_ns)
 
@@ -312,13 +304,13 @@ class UnbucketedCommunication(RanksRule):
         # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): the time of
         # each beyond the floor α is that of its bytes and its waiting.
         saved_share = 1 - float(np.maximum(length - floor, 0).sum() / max(length.sum(), 1))
-        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in exposed.items()}
+        shares = run.shares(exposed).values()
         sizes = collectives["size_bytes"]
         known = sizes.null_count() == 0
         # Work between two of them, such as scaling one gradient, becomes one pass over all of them.
         with_work_between = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
         bound = max(
-            most_of(
+            bound_of(
                 run.ranks[rank],
                 max(spent - self._at_link(joinable[rank]), 0.0),
                 run.ranks[rank].before_communication_ns,
@@ -344,8 +336,8 @@ class UnbucketedCommunication(RanksRule):
                 "small_median_ns": float(np.median(small)),
                 "between_ns": (sum(with_work_between.values()) - sum(exposed.values())) / ranks,
                 "exposed_ns": sum(exposed.values()) / ranks,
-                "exposed_share": sum(shares.values()) / ranks,
-                "most_exposed_rank_share": max(shares.values()),
+                "exposed_share": sum(shares) / ranks,
+                "most_exposed_rank_share": max(shares),
                 "saved_of_exposed_share": saved_share,
             },
             where=tuple(kinds[:3]),
@@ -354,7 +346,6 @@ class UnbucketedCommunication(RanksRule):
                     "Reduce the gradients in buckets, overlapped with the backward pass",
                     "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
                     "# instead of an all_reduce for each parameter; if it is used already: a larger bucket_cap_mb",
-                    GAIN,
                 ),
                 Remedy(
                     "Merge small collectives into one call",
@@ -362,7 +353,6 @@ class UnbucketedCommunication(RanksRule):
                     "dist.all_reduce(flat)\n"
                     "torch._foreach_copy_(grads, views)\n"
                     "# or dist.all_reduce_coalesced(grads); scale with torch._foreach_div_",
-                    GAIN,
                 ),
                 Remedy(
                     "Communicate less often",
@@ -428,7 +418,6 @@ class UnbucketedCommunication(RanksRule):
                     "for block in model.blocks: fully_shard(block)  # each block, not each layer in it\n"
                     "fully_shard(model)\n"
                     "# DistributedDataParallel: a larger bucket_cap_mb",
-                    GAIN,
                 ),
                 Remedy(
                     "Keep parameters gathered between forward and backward pass",

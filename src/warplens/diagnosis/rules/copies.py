@@ -12,22 +12,19 @@ import polars as pl
 from warplens.analysis.frames import once
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     STEPS_ONLY,
     Limit,
     Rule,
     bringing,
+    first_of,
     gain_of,
     modelled,
     predicted,
@@ -41,25 +38,15 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 HOST_COPIES: Final = ("host-to-device", "device-to-host")
 
 
+@once
 def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     """Rows of copies over the link: read-backs of a few bytes, all others, or both (None)."""
-    rows = _all_link_copies(facts)
+    rows = np.flatnonzero(facts.program.having("label", *HOST_COPIES))
     if read_back is None:
         return rows
     small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
     is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
-
-
-@once
-def _all_link_copies(facts: Facts) -> Int64s:
-    return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
-
-
-def _fetches(facts: Facts) -> Bools:
-    """Which of the copies over the link go to the host."""
-    fetches: Bools = facts.program.having("label", HOST_COPIES[1])[_all_link_copies(facts)]
-    return fetches
 
 
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:
@@ -153,7 +140,7 @@ class BlockingCopy(Rule):
         if not claimed:
             return None
         copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
-        copying_ns = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
+        copying_ns = total(union(Intervals.of(copies)))
         moved = int(copies["bytes"].sum())
         pageable = copies.filter("pageable")
         from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
@@ -191,20 +178,19 @@ class BlockingCopy(Rule):
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
         if not link_bound:
             # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
-            fetched = int(facts.work["bytes"].gather(link_copies(facts)[_fetches(facts)]).sum())
-            known = halved > 1 and 2 * fetched <= moved
+            _, bytes_, sent, _ = self._over_link(facts)
+            known = halved > 1 and 2 * int(bytes_[~sent].sum()) <= moved
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
         return self.raised(
             facts,
             claimed,
-            title="Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
-            if stays
-            else self.pieces_title
-            if at_once is not None
-            else "Copies from pageable memory delay the work"
-            if unpinned
-            else "Copies between host and GPU run while nothing computes",
+            title=first_of(
+                (stays, "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"),
+                (at_once is not None, self.pieces_title),
+                (unpinned, "Copies from pageable memory delay the work"),
+                default="Copies between host and GPU run while nothing computes",
+            ),
             confidence="high" if unpinned and facts.sure else "medium",
             evidence={
                 "exposed_copy_ns": claims.busy_ns(self.id),
@@ -218,12 +204,12 @@ class BlockingCopy(Rule):
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *((_STAYING,) if stays else ()),
-                *((_ALL_PIECES,) if at_once is not None else ()),
-                *((less,) if link_bound else ()),
+                _STAYING if stays else None,
+                _ALL_PIECES if at_once is not None else None,
+                less if link_bound else None,
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *self._once(facts, stays=stays),
-                *(() if link_bound else (less,)),
+                None if link_bound else less,
             ),
             on_gpu=True,
             kept=0.0 if stays else self.kept_share,
@@ -255,7 +241,7 @@ class BlockingCopy(Rule):
         """Rows and bytes of the copies over the link, which of them go to the GPU, and which are large."""
         rows = link_copies(facts)
         bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
-        sent = (facts.work["label"].gather(rows) == "host-to-device").to_numpy()
+        sent = facts.program.having("label", HOST_COPIES[0])[rows]
         return rows, bytes_, sent, bytes_ > SMALL_COPY_BYTES
 
     @remembered
@@ -275,7 +261,7 @@ class BlockingCopy(Rule):
         if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):
             return ones_at(facts, rows[large])
         firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
-        starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
+        starts, products = work["start_ns"].to_numpy(), program.products
         np.minimum.at(firsts, program.step[products], starts[products])
         inside = sent & large & (starts[rows] > firsts[program.step[rows]])
         if inside.sum() < self.least_inside * facts.steps:
@@ -305,7 +291,7 @@ class BlockingCopy(Rule):
 
     def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
         """Whether several of these copies of a step have products between them."""
-        starts, products = facts.work["start_ns"].to_numpy(), facts.program.labelled(*PRODUCTS)
+        starts, products = facts.work["start_ns"].to_numpy(), facts.program.products
         before = np.searchsorted(np.sort(starts[products]), starts[sent])
         return len(np.unique(before)) >= self.least_inside * facts.steps
 
@@ -390,9 +376,7 @@ class AllocatorChurn(Rule):
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
     once_title: ClassVar = "The GPU waits while memory is allocated and freed, which may belong to the start-up"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         "allocation_calls_per_step": "calls that allocate or free memory",
         "allocation_call_ns_per_step": "their time",
         **GPU_BUSY_SHARE,
@@ -413,7 +397,7 @@ class AllocatorChurn(Rule):
         if calls < facts.thresholds.allocations_per_step:
             return None
         claimed = claims.idle_ns(self.id)
-        is_whole = facts.phase is None
+        is_whole, pooled = facts.phase is None, modelled(facts, "cached-allocation")
         return self.raised(
             facts,
             claimed,
@@ -423,28 +407,27 @@ class AllocatorChurn(Rule):
                 **seen_idle(facts, claims, self.id),
                 "allocation_calls_per_step": calls if is_whole else None,
                 "allocation_call_ns_per_step": facts.host.allocation_ns / facts.process_steps if is_whole else None,
-                "gpu_busy_share": facts.busy_share,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *(() if facts.sure else (STEPS_ONLY,)),
+                None if facts.sure else STEPS_ONLY,
                 Remedy(
                     "Let the caching allocator keep its memory",
                     "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
                     "# outside of PyTorch: cudaMallocAsync, with the release threshold of its pool raised",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
                 Remedy(
                     "Keep the allocator from running out of memory and retrying",
                     "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
                     "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
                     "# (torch.cuda.memory_stats()['num_alloc_retries'])",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
                 Remedy(
                     "Reuse buffers",
                     "# allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
-                    modelled(facts, "cached-allocation"),
+                    pooled,
                 ),
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),

@@ -11,8 +11,8 @@ import polars as pl
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Limit, remembered
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import has_tensor_cores
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s
@@ -36,13 +36,11 @@ _WHOLE_TENSORS: Final = (
 )
 
 #: For lengths that cuFFT transforms by Bluestein's algorithm.
-_SMOOTH_LENGTHS: Final = (
-    Remedy(
-        "Transform a length with small prime factors",
-        "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not just 2 * length - 1\n"
-        "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]",
-        f"{GAIN}: one transform instead of two of more than twice the length",
-    ),
+_SMOOTH_LENGTHS: Final = Remedy(
+    "Transform a length with small prime factors",
+    "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not just 2 * length - 1\n"
+    "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]",
+    f"{GAIN}: one transform instead of two of more than twice the length",
 )
 
 #: Products of fewer pairs of vectors are short, whatever their kernel.
@@ -135,12 +133,9 @@ class MisalignedShape(StructureRule):
         attention = program.labelled("attention")
         if not misaligned.any() or not attention.any():
             return share
-        order = program.order
-        before_attention = np.zeros(len(order), dtype=np.bool_)
-        for run in program.runs(program.marked("padding")):
-            after = np.flatnonzero(order == run[-1])[0] + 1
-            before_attention[run] = after < len(order) and attention[order[after]]
-        share[before_attention & ~misaligned] = 1.0
+        for run, _ in program.runs_before(program.marked("padding"), attention):
+            share[run] = 1.0
+        share[misaligned] = 0.0
         return share
 
     def _misaligned(self, facts: Facts) -> Bools:
@@ -155,7 +150,7 @@ class MisalignedShape(StructureRule):
         misaligned, vectors = claimed & self._misaligned(facts), claimed & self._of_vectors(facts)
         transforms = claimed & facts.program.marked("bluestein")
         for which, others, title, remedies in (
-            (transforms, misaligned | vectors, self.transforms_title, _SMOOTH_LENGTHS),
+            (transforms, misaligned | vectors, self.transforms_title, (_SMOOTH_LENGTHS,)),
             (vectors, misaligned, self.vectors_title, _WHOLE_TENSORS),
         ):
             if time_of(facts.program, which) > time_of(facts.program, others):
@@ -338,8 +333,7 @@ class MemoryFormat(StructureRule):
                 times[1 if flat else max(map(len, sides))] += spent
         return max(times, key=lambda each: times[each]) if any(times.values()) else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         program = facts.program
         conversions = program.marked("layout-conversion")
         slow = self._slow(facts)

@@ -11,7 +11,6 @@ import polars as pl
 from warplens.analysis.frames import once
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES
 from warplens.diagnosis.program import Program
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -83,7 +82,7 @@ def growing_passes(facts: Facts) -> Growing | None:
 
 def _growing_passes_in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
     """Begin of each such pass among these pieces, and the share of its work for one token; None without passes."""
-    places = np.flatnonzero(program.labelled(*PASSES)[rows])
+    places = np.flatnonzero(program.passes[rows])
     if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= _MOST_KERNELS:
         return None
     period, begin, stop = longest_repetition(program.names()[rows[places]])
@@ -186,7 +185,7 @@ def _equal_columns(turns: Int64s) -> int:
 
 def _follows_growing(program: Program, rows: Int64s, begins: Int64s, length: int) -> bool:
     """Whether the work after each of these stretches goes over a text that is a token longer each time."""
-    passes, names, ends = program.labelled(*PASSES), program.names(), np.r_[begins[1:], len(rows)]
+    passes, names, ends = program.passes, program.names(), np.r_[begins[1:], len(rows)]
     turns = [rows[begin + length : end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     turns = [turn[passes[turn]] for turn in turns]
     usual = names[turns[len(turns) // 2]]

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.shapes import first_shape
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
@@ -21,13 +20,7 @@ from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, ahead_without, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
-from warplens.diagnosis.structure import (
-    StructureRule,
-    backward_work,
-    longest,
-    passes_over_one_graph,
-    time_of,
-)
+from warplens.diagnosis.structure import StructureRule, backward_work, longest, passes_over_one_graph, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: PyTorch's name of autograd's node that hands a gradient to its parameter.
@@ -141,7 +134,7 @@ class UnusedGradients(StructureRule):
         if not numbers or gradients < self.least_share * count:
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
-        product = facts.program.labelled(*PRODUCTS)
+        product = facts.program.products
         share = np.zeros(len(launched))
         for each in passes:
             inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
@@ -210,7 +203,7 @@ class UnusedGradients(StructureRule):
 
     def _runs_again(self, program: Program, part: Int64s, places: Int64s) -> bool:
         """Whether a long stretch of this backward work adds no small gradient, but launches what the rest does."""
-        products = np.flatnonzero(program.labelled(*PRODUCTS)[part])
+        products = np.flatnonzero(program.products[part])
         edges = np.r_[0, np.searchsorted(products, places), len(products)]
         longest_stretch = int(np.argmax(np.diff(edges)))
         first, stop = edges[longest_stretch], edges[longest_stretch + 1]
@@ -221,7 +214,7 @@ class UnusedGradients(StructureRule):
 
     def _backward_parts(self, program: Program, rows: Int64s, backward: Bools) -> list[Int64s]:
         """The backward work of a step, split where forward products lie between; parts with few products left out."""
-        products = program.labelled(*PRODUCTS)
+        products = program.products
         rows = rows[backward[rows] | products[rows]]
         edges = np.flatnonzero(np.diff(backward[rows].astype(np.int8), prepend=0, append=0))
         parts = (rows[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True))
@@ -270,7 +263,7 @@ class UnusedGradients(StructureRule):
 
     def _set_share(self, program: Program, part: Int64s, places: Int64s, share: Float64s) -> None:
         """Sets the share of a backward pass that is unused if the gradients added at these places of it are."""
-        products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        products, casts = program.products, program.labelled("copy-cast")
         making = program.marked("weight-gradient") | program.labelled("reduction")
         before = np.flatnonzero(products[part][: places[0]])
         begin = int(before[-2:][0]) if len(before) else 0
@@ -287,8 +280,7 @@ class UnusedGradients(StructureRule):
         share[earlier[making[earlier] & np.isin(program.launched_as(earlier), codes)]] = 1.0
         share[part[np.r_[places, places - 1]]] = 1.0
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         found = self._unused(facts)
         if found is None:
             return None

@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import class_table
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Rule
+from warplens.diagnosis.findings import Confidence, Finding, Remedy
+from warplens.diagnosis.rule import Rule
 from warplens.profile.schema import Float64s
 
 #: Library names of products that the user can change: none, or a compiler's.
@@ -33,8 +32,8 @@ class CounterRule(Rule):
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {
         "lost_ns": "cost of the fault",
-        "lost_of_their_time_share": "of the time of the kernels that have it",
         "kernels_share": "their share of the window",
+        "lost_of_their_time_share": "of the time of the kernels that have it",
         "counters_of_kernel_time_share": "of the kernel time, with counters",
     }
 
@@ -49,7 +48,7 @@ class CounterRule(Rule):
         has_fault = facts.work["fault"].is_in(self.faults).fill_null(value=False).to_numpy()
         library = class_table(facts.timeline.trace.kernels["full_name"])["library"].cast(pl.String).fill_null("")
         is_library = ~library.is_in(_OWN).to_numpy()
-        fixed = facts.program.labelled(*PRODUCTS) & is_library[facts.program.name_codes]
+        fixed = facts.program.products & is_library[facts.program.name_codes]
         return np.where(has_fault & ~fixed, facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 
     def title_for(self, facts: Facts, claims: Claims) -> str:
@@ -67,15 +66,13 @@ class CounterRule(Rule):
         kernels = facts.own_ns_having("kind", "kernel")
         covered = measured / kernels if kernels else 0.0
         limits = facts.thresholds
+        confidence: Confidence = "medium" if covered >= limits.counters_share else "low"
+        confidence = "high" if covered >= limits.counters_complete_share else confidence
         return self.raised(
             facts,
             claimed,
             title=self.title_for(facts, claims),
-            confidence="high"
-            if covered >= limits.counters_complete_share
-            else "medium"
-            if covered >= limits.counters_share
-            else "low",
+            confidence=confidence,
             evidence={
                 "lost_ns": claimed,
                 "kernels_share": affected / facts.wall_ns if facts.wall_ns else None,
@@ -107,12 +104,10 @@ class Occupancy(CounterRule):
             "Use fewer registers per thread, or less shared memory per block",
             "# __launch_bounds__(threads, blocks) or -maxrregcount\n"
             "# Triton: a smaller BLOCK size, num_stages or num_warps",
-            GAIN,
         ),
         Remedy(
             "Choose another block size",
             "# one that divides the warps of a multiprocessor: 128 to 256 threads",
-            GAIN,
         ),
     )
 
@@ -142,9 +137,8 @@ class Uncoalesced(CounterRule):
             "Let neighbouring threads access neighbouring addresses",
             "# structures of arrays; transpose once (x.t().contiguous()), not in every access\n"
             "# Triton: the fastest index of tl.arange along the contiguous dimension",
-            GAIN,
         ),
-        Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes", GAIN),
+        Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes"),
     )
 
 
@@ -163,8 +157,8 @@ class BankConflicts(CounterRule):
     )
     faults = ("bank-conflicts",)
     remedies = (
-        Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]", GAIN),
-        Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout", GAIN),
+        Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]"),
+        Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout"),
     )
 
 
@@ -186,11 +180,9 @@ class Divergence(CounterRule):
         Remedy(
             "Group similar work",
             "# sort or bucket items by the branch that they take, one kernel for each case",
-            GAIN,
         ),
         Remedy(
             "Use whole warps",
             "# block sizes in multiples of 32; loop bounds that do not depend on the thread",
-            GAIN,
         ),
     )

@@ -13,21 +13,11 @@ from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
-from warplens.diagnosis.rule import (
-    GAIN,
-    GPU_BUSY_SHARE,
-    OTHER_BATCHES,
-    Limit,
-    Rule,
-    bringing,
-    gain_of,
-    remembered,
-)
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
-from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 
 #: Passes that need all numbers of a row before their result is known: a fused pass ends there.
@@ -52,36 +42,21 @@ def _fusible(facts: Facts) -> Float64s:
     kernels need its whole result. So does a repeated kernel of no known library: hand-written kernels are already fused
     as far as possible, and are called again for other data.
     """
-    work = facts.work
-    saved = np.zeros(work.height)
-    moving = moves_data(facts).to_numpy()
-    if not moving.any():
+    program, saved = facts.program, np.zeros(facts.work.height)
+    chained = program.in_order(moves_data(facts).to_numpy())
+    if not chained.any():
         return saved
-    steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
-    starts = work["start_ns"].to_numpy()
-    lane = work["device"].to_numpy().astype(np.int64) << 32 | work["stream"].to_numpy()
-    order = (
-        np.lexsort((starts, lane))
-        if work["stream"].n_unique() > 1 or work["device"].n_unique() > 1
-        else np.arange(len(starts))
-    )
-    step = np.searchsorted(steps, starts, side="right")[order]
-    lane, chained = lane[order], moving[order]
-    closes = work["label"].is_in(_ENDS_PASS).to_numpy()[order]
-    breaks = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1]) | (chained[1:] != chained[:-1]) | closes[:-1]
-    own, names = _by_hand(facts)[order], facts.program.name_codes[order]
-    breaks |= own[1:] & (names[1:] == names[:-1])
-    firsts = np.r_[0, np.flatnonzero(breaks) + 1]
-    length = (work["end_ns"].to_numpy() - starts)[order]
-    longest = np.maximum.reduceat(length, firsts)
-    run = np.zeros(len(order), dtype=np.int64)
-    run[firsts[1:]] = 1
-    run = np.cumsum(run)
-    is_longest = length == longest[run]
+    closes, by_hand = program.in_order(program.labelled(*_ENDS_PASS)), program.in_order(_by_hand(facts))
+    names, length = program.in_order(program.name_codes), program.in_order(facts.lengths)
+    breaks = program.breaks.copy()
+    breaks[1:] |= (chained[1:] != chained[:-1]) | closes[:-1] | (by_hand[1:] & (names[1:] == names[:-1]))
+    firsts = np.flatnonzero(breaks)
+    run = np.repeat(np.arange(len(firsts)), np.diff(np.r_[firsts, len(length)]))
+    longest = np.flatnonzero(length == np.maximum.reduceat(length, firsts)[run])
     # Of several that are equally long, the first stays.
-    places = np.flatnonzero(is_longest)
-    is_longest[places[1:][run[places[1:]] == run[places[:-1]]]] = False
-    saved[order] = chained & ~is_longest
+    longest = longest[np.r_[True, run[longest[1:]] != run[longest[:-1]]]]
+    saved[program.order] = chained
+    saved[program.order[longest]] = 0.0
     return saved
 
 
@@ -153,7 +128,6 @@ class MemoryBandwidth(Rule):
                 "memory_kernels_ns": time,
                 "memory_kernels_share": share,
                 "fusible_ns": claims.busy_ns(self.id),
-                "gpu_busy_share": facts.busy_share,
                 "measured_of_kernel_time_share": measured_ns / kernels_ns if kernels_ns and measured_ns else None,
                 "memory_roof_median_share": number(shares.median()),
             },
@@ -203,12 +177,7 @@ _LEAST_NAMED_SHARE: Final = 0.01
 
 
 def busy_with(facts: Facts, beside: str = "") -> str:
-    """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind.
-
-    Args:
-        facts: the window.
-        beside: text after the share.
-    """
+    """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind."""
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
     spent = {title: facts.own_ns_having("label", label) for label, title in _PRODUCTS.items()}
     products = sum(spent.values())
@@ -268,15 +237,15 @@ class TensorCompute(Rule):
         products = facts.work.select(is_product.fill_null(value=False)).to_series()
         near = counted and at_roof > limits.dominant_share * counted
         return self.described(
+            facts,
             title="Matrix products take most of the time of a busy GPU"
             + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
-            gain=None,  # fewer operations or a narrower format have no known bound
+            # Fewer operations or a narrower format have no known bound.
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
                 "on_tensor_cores_share": on_cores / known if 2 * known > time else None,
-                "gpu_busy_share": facts.busy_share,
                 "at_tensor_roof_share": at_roof / counted if counted else None,
             },
             where=kernel_names(facts, facts.work["own_ns"] * products),
@@ -304,10 +273,10 @@ class TensorCompute(Rule):
 
 def _could_be_narrower(facts: Facts) -> bool:
     """Whether the GPU multiplies 8-bit floats, and most of the products' time is not yet in 8 bits or fewer."""
-    if not any("fp8" in peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None):
+    if not any("fp8" in peaks.flops_per_s for peaks in facts.peaks):
         return False
     program = facts.program
-    spent = program.own_ns * program.labelled(*PRODUCTS)
+    spent = program.own_ns * program.products
     return bool(2 * spent[program.marked("quantized")].sum() < spent.sum())
 
 
@@ -327,12 +296,12 @@ def filled_share(facts: Facts) -> Float64s:
     program = facts.program
     filled = facts.work["fill_share"].fill_null(float("nan")).to_numpy().copy()
     counts = [device.sm_count for device in facts.devices if device.sm_count]
-    duration = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
+    duration = facts.lengths
     short = duration < facts.thresholds.bandwidth_kernel_ns
     grids = facts.timeline.trace.kernels["grid_x"]
     if not counts or not short.any() or grids.null_count() == grids.len():
         return filled
-    passes = np.flatnonzero(program.labelled(*PASSES) & short)
+    passes = np.flatnonzero(program.passes & short)
     filled[passes] = np.fmin(filled[passes], program.threads(passes) / (min(counts) * _THREADS))
     products = np.flatnonzero(program.labelled("gemm") & short)
     products = products[program.blocks(products) <= min(counts)]
@@ -354,7 +323,6 @@ def as_one_batch(passes: int) -> Remedy:
         f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
         "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch instead of accumulation\n"
         "# if all passes share an input (one picture, many questions): encode it once and keep the result",
-        GAIN,
     )
 
 
@@ -370,9 +338,6 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     All items share each launch, each kernel takes as long as they fill the GPU, and the optimizer runs once per batch.
 
     Args:
-        facts: the window.
-        count: how many times as much.
-        filled: as `filled_share`.
         stalls: share of the host's time beside launching that is spent per batch, not per item.
     """
     if facts.pace is None:
@@ -381,9 +346,8 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     # Only a part of the window is replayed.
     known = facts.replayed_rows >= 0
     rows = facts.replayed_rows[known]
-    optimizer = facts.program.having("phase", "optimizer")[rows] | facts.program.labelled("optimizer")[rows]
     share, calls = np.zeros(len(known)), np.where(known, batch.freed, 0.0)
-    share[known] = np.where(optimizer, batch.freed, batch.saved_share(facts, filled, rows))
+    share[known] = np.where(facts.program.optimizing[rows], batch.freed, batch.saved_share(facts, filled, rows))
     return facts.pace.gain(less=Less(share, calls, stalls))
 
 
@@ -477,7 +441,7 @@ class SmallKernels(Rule):
         program, order = facts.program, facts.program.order
         counted = program.is_kernel & ~program.labelled("communication")
         owned = int(program.own_ns[counted].sum())
-        duration = int((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[counted].sum())
+        duration = int(facts.lengths[counted].sum())
         concurrent = max(duration / owned, 1.0) if owned else 1.0
         empty = 1 - np.clip(np.nan_to_num(filled_share(facts), copy=False, nan=1.0) * concurrent, 0.0, 1.0)
         empty[~counted] = 0.0
@@ -498,7 +462,7 @@ class SmallKernels(Rule):
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
         lengths, of_small = small["length"], int(small["own_ns"].sum())
-        is_short = (facts.work["end_ns"] - facts.work["start_ns"] < self.long_ns).to_numpy()
+        is_short = facts.lengths < self.long_ns
         of_short = float((facts.program.own_ns * empty)[is_short].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
@@ -543,16 +507,15 @@ class SmallKernels(Rule):
                 "small_kernel_median_ns": number(lengths.median()),
                 "small_kernels_per_step": lengths.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
-                "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
-            title="The GPU takes longer to start short kernels than to run them"
-            if slow_start
-            else ""
-            if 2 * claimed >= facts.program.own_ns[empty > 0].sum()
-            else self.part_title,
+            title=first_of(
+                (slow_start, "The GPU takes longer to start short kernels than to run them"),
+                (2 * claimed < facts.program.own_ns[empty > 0].sum(), self.part_title),
+                default="",
+            ),
             remedies=(
-                *((as_one_batch(passes.count),) if merged is not None else ()),
+                as_one_batch(passes.count) if merged is not None else None,
                 *(
                     remedy if merged is None or GAIN not in remedy.expected else bringing(remedy, alone, self.model)
                     for remedy in others

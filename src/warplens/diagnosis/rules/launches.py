@@ -11,10 +11,9 @@ import polars as pl
 from warplens.analysis.frames import number
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
     IDLE_NS,
     IDLE_SHARE,
@@ -98,7 +97,7 @@ def _recurrence(facts: Facts) -> _Recurrence | None:
                 inside[rows[group[0] : group[-1] + 1]] = True
     if not inside.any():
         return None
-    passes = inside & program.labelled(*PASSES) & ~cells
+    passes = inside & program.passes & ~cells
     calls = np.where(inside, _CELLS_SAVED_SHARE, 0.0)
     return _Recurrence(passes.astype(np.float64), calls, float(cells.sum()) / facts.steps)
 
@@ -175,8 +174,8 @@ class LaunchOverhead(Rule):
         is_sequential = turns is not None and turns.searches and graph is not None and not from_graphs
         replayed = merged or (None if is_sequential else at_once) or one_call or graph
         at_a_time = (
-            *((as_one_batch(passes.count),) if merged is not None else ()),
-            *((_ALL_TURNS,) if turns is not None and not is_sequential else ()),
+            as_one_batch(passes.count) if merged is not None else None,
+            _ALL_TURNS if turns is not None and not is_sequential else None,
         )
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
@@ -211,7 +210,6 @@ class LaunchOverhead(Rule):
             evidence={
                 "idle_ns": claimed,
                 "idle_share": claimed / facts.wall_ns,
-                "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.process_steps,
                 "passes_per_step": passes.count if merged is not None else None,
                 "cells_per_step": cells.cells if cells is not None else None,
@@ -246,9 +244,9 @@ class LaunchOverhead(Rule):
             if from_graphs
             else (
                 *at_a_time,
-                *((_ONE_RECURRENCE,) if cells is not None else ()),
+                _ONE_RECURRENCE if cells is not None else None,
                 graphed if replayed is graph else bringing(graphed, graph),
-                *((bringing(_ALL_TURNS, at_once),) if is_sequential else ()),
+                bringing(_ALL_TURNS, at_once) if is_sequential else None,
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"

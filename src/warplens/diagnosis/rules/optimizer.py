@@ -10,8 +10,18 @@ import polars as pl
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing, remembered
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.rule import (
+    IDLE_NS,
+    LAUNCHES_PER_STEP,
+    Limit,
+    Rule,
+    ahead_without,
+    bringing,
+    first_of,
+    remembered,
+)
 from warplens.diagnosis.structure import backward_work, started_share
 from warplens.profile.schema import Bools, Float64s
 
@@ -95,7 +105,6 @@ class UnfusedOptimizer(Rule):
         "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
         "something else is the limit."
     )
-    groups_title: ClassVar = "The optimizer goes from group to group of parameters, with launches for each"
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
     #: One launch updates many tensors: launches of the remaining passes hardly cost host time.
@@ -176,91 +185,75 @@ class UnfusedOptimizer(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        lists = self._lists(facts)
-        turns, count = self._turns(facts)
-        if count and not is_unfused(facts):
-            return self._in_turns(facts, claims, turns, count)
-        foreach = not is_unfused(facts)
-        looped = not foreach and bool(facts.program.marked("fused-optimizer").any())
+        lists, (turns, count), unfused = self._lists(facts), self._turns(facts), is_unfused(facts)
+        hooked = count > 0 and not unfused
+        foreach = not unfused and not hooked
         if foreach and not lists.any():
             return None
+        claimed, optimizer = claims.total_ns(self.id), optimizer_work(facts)
+        looped = unfused and bool(facts.program.marked("fused-optimizer").any())
         groups = self._groups(facts, lists) if foreach else 0.0
         many = groups >= self.least_groups
-        calls = np.where(lists, 1 - 1 / max(groups, 1.0), 0.0)
-        saved = np.where(lists, float(self.lists_saved_share), 0.0)
-        optimizer = optimizer_work(facts)
-        claimed = claims.total_ns(self.id)
         in_phase = facts.work["phase"] == "optimizer"
-        # Without a phase, it is unknown which work of a step is the optimizer's.
-        wall = facts.wall_of_phase("optimizer") if in_phase.any() else None
-        kernels = facts.program.having("phase", "optimizer") & facts.program.is_kernel
-        # Kernels on lists move the same bytes, but launch, start and end only a few times.
-        on_lists = bringing(
-            _ON_LISTS,
-            facts.replayed(time=np.where(kernels, started_share(facts), 0.0), calls=kernels.astype(np.float64))
-            if kernels.any() and not foreach
-            else None,
-        )
+        which = in_phase if unfused else pl.Series(turns if hooked else lists)
         return self.raised(
             facts,
             claimed,
-            title=self.groups_title
-            if many
-            else "The optimizer runs its operations over all tensors one after the other (foreach)"
-            if foreach
-            else self.loop_title
-            if looped
-            else "",
+            title=first_of(
+                (hooked, self.hooked_title),
+                (many, "The optimizer goes from group to group of parameters, with launches for each"),
+                (foreach, "The optimizer runs its operations over all tensors one after the other (foreach)"),
+                (looped, self.loop_title),
+                default="",
+            ),
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
-                "optimizer_share": wall / facts.wall_ns if wall is not None else None,
-                "optimizer_ns_per_step": wall / facts.steps if wall is not None else None,
-                "launches_per_step": (int(lists.sum()) if foreach else optimizer.launches) / facts.steps,
-                "single_tensor_launches_share": optimizer.single_tensor / optimizer.launches
-                if optimizer.launches
-                else None,
-                "parameter_tensors_count": optimizer.updates / facts.steps if optimizer.updates else None,
-                "launches_per_tensor_factor": optimizer.launches / optimizer.updates if optimizer.updates else None,
+                "launches_per_step": (optimizer.launches if unfused else int(which.sum())) / facts.steps,
+                "optimizer_turns_per_step": count / facts.steps if hooked else None,
                 "groups_per_step": groups if many else None,
                 "idle_ns": claims.idle_ns(self.id),
                 "saved_kernel_ns": claims.busy_ns(self.id),
+                **({} if hooked else self._numbers(facts)),
             },
-            where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else in_phase)),
-            remedies=(_OVER_PARAMETERS,)
-            if looped
-            else (
-                *((_FEW_GROUPS, bringing(_FUSED_STEP, None)) if many else (_FUSED_STEP,)),
-                *(() if foreach else (on_lists,)),
+            where=kernel_names(facts, facts.work["own_ns"] * which),
+            remedies=first_of(
+                (hooked, (_OVER_ALL,)),
+                (looped, (_OVER_PARAMETERS,)),
+                (many, (_FEW_GROUPS, bringing(_FUSED_STEP, None))),
+                default=(_FUSED_STEP, self._on_lists(facts) if unfused else None),
             ),
             issuing_ns=claims.issuing_ns[self.id],
-            claims=claims,
-            replayed=facts.replayed(time=saved, calls=calls, elsewhere=True) if many else None,
+            claims=None if hooked else claims,
+            replayed=self._as_one_group(facts, lists, groups) if many else None,
             busy_ns=claims.busy_ns(self.id),
             bound_ns=claimed
             + facts.idle_ns
             - claims.idle_ns(self.id)
-            + (0 if not foreach else int(0.35 * facts.program.own_ns[lists].sum())),
+            + (int(0.35 * facts.program.own_ns[lists].sum()) if foreach else 0),
         )
 
-    def _in_turns(self, facts: Facts, claims: Claims, turns: Bools, count: int) -> Finding | None:
-        """The finding for optimizers of one parameter each."""
-        claimed = claims.total_ns(self.id)
-        return self.raised(
-            facts,
-            claimed,
-            title=self.hooked_title,
-            confidence="high" if facts.sure else "medium",
-            evidence={
-                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
-                "launches_per_step": int(turns.sum()) / facts.steps,
-                "optimizer_turns_per_step": count / facts.steps,
-                "idle_ns": claims.idle_ns(self.id),
-                "saved_kernel_ns": claims.busy_ns(self.id),
-            },
-            where=kernel_names(facts, facts.work["own_ns"] * pl.Series(turns)),
-            remedies=(_OVER_ALL,),
-            issuing_ns=claims.issuing_ns[self.id],
-            busy_ns=claims.busy_ns(self.id),
-            bound_ns=claimed + facts.idle_ns - claims.idle_ns(self.id),
-        )
+    def _numbers(self, facts: Facts) -> dict[str, float | None]:
+        """Evidence on all of the optimizer's work."""
+        optimizer = optimizer_work(facts)
+        numbers: dict[str, float | None] = {}
+        if facts.program.having("phase", "optimizer").any():
+            # Without a phase, it is unknown which work of a step is the optimizer's.
+            wall = facts.wall_of_phase("optimizer")
+            numbers |= {"optimizer_share": wall / facts.wall_ns, "optimizer_ns_per_step": wall / facts.steps}
+        if optimizer.launches:
+            numbers["single_tensor_launches_share"] = optimizer.single_tensor / optimizer.launches
+        if optimizer.updates:
+            numbers["parameter_tensors_count"] = optimizer.updates / facts.steps
+            numbers["launches_per_tensor_factor"] = optimizer.launches / optimizer.updates
+        return numbers
+
+    def _on_lists(self, facts: Facts) -> Remedy:
+        """The remedy of kernels on lists, which move the same bytes, but launch, start and end only a few times."""
+        kernels = facts.program.having("phase", "optimizer") & facts.program.is_kernel
+        time = np.where(kernels, started_share(facts), 0.0)
+        return bringing(_ON_LISTS, facts.replayed(time=time, calls=kernels.astype(np.float64)) if time.any() else None)
+
+    def _as_one_group(self, facts: Facts, lists: Bools, groups: float) -> Gain | None:
+        saved, calls = (np.where(lists, share, 0.0) for share in (float(self.lists_saved_share), 1 - 1 / groups))
+        return facts.replayed(time=saved, calls=calls, elsewhere=True)

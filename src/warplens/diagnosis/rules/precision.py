@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -12,31 +14,21 @@ from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule, bringing, remembered
-from warplens.profile import Device
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
+from warplens.diagnosis.structure import time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 
-#: Formats of operands that could be narrower on tensor cores.
-_WIDE: Final = ("fp32",)
-
-#: A product in fp32 on vector units, by its name.
-OFF_TENSOR_CORES: Final = (
-    pl.col("label").is_in(PRODUCTS)
-    & pl.col("precision").is_in(_WIDE)
-    & (~pl.col("tensor_cores") | (pl.col("label") == "attention"))
-    & ~pl.col("vector_product")
-).fill_null(value=False)
-
-#: A product in fp32 on AMD's matrix units, which multiply narrower formats at several times the rate.
-ON_MATRIX_UNITS: Final = (
-    pl.col("label").is_in(PRODUCTS)
-    & pl.col("precision").is_in(_WIDE)
-    & pl.col("tensor_cores")
-    & ~pl.col("vector_product")
-).fill_null(value=False)
+#: A product in fp32, by its name.
+_IN_FP32: Final = pl.col("label").is_in(PRODUCTS) & (pl.col("precision") == "fp32") & ~pl.col("vector_product")
+#: The same on vector units.
+_OFF_TENSOR_CORES: Final = (_IN_FP32 & (~pl.col("tensor_cores") | (pl.col("label") == "attention"))).fill_null(
+    value=False
+)
+#: The same on AMD's matrix units, which multiply narrower formats at several times the rate.
+_ON_MATRIX_UNITS: Final = (_IN_FP32 & pl.col("tensor_cores")).fill_null(value=False)
 
 #: Formats that a program in fp32 can change to; each keeps the range of fp32 or makes up for it by scaling.
 _NARROWER: Final = ("tf32", "bf16", "fp16")
@@ -45,21 +37,22 @@ _NARROWER: Final = ("tf32", "bf16", "fp16")
 _LEAST_FACTOR: Final = 2.0
 
 
-def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:
-    """Largest speed-up of a product in narrower formats on this GPU's tensor cores, by its peaks.
+def tensor_core_factor(facts: Facts, wide: str = "fp32") -> float | None:
+    """Largest speed-up of a product in narrower formats on tensor cores, by the peaks of the GPU that gains least.
+
+    None if the profile describes no GPU.
 
     Args:
-        device: the GPU.
         wide: present format: `fp32` on vector units, or `fp32-tensor` or `fp64-tensor`, for which vector units count if
             there are no such tensor cores.
     """
-    peaks = peaks_of(device)
-    rates = peaks.flops_per_s if peaks is not None else {}
-    vector = rates.get(wide) or rates.get(wide.removesuffix("-tensor"))
-    if peaks is None or not vector:
-        return _LEAST_FACTOR
-    narrower = [peaks.flops_per_s[name] for name in _NARROWER if name in peaks.flops_per_s]
-    return max([rate / vector for rate in narrower], default=_LEAST_FACTOR)
+
+    def factor(rates: Mapping[str, float]) -> float:
+        vector = rates.get(wide) or rates.get(wide.removesuffix("-tensor")) or math.inf
+        return max((rates[name] / vector for name in _NARROWER if name in rates), default=0.0) or _LEAST_FACTOR
+
+    peaks = (peaks_of(device) for device in facts.devices)
+    return min((factor(each.flops_per_s if each is not None else {}) for each in peaks), default=None)
 
 
 _NO_DOUBLES: Final = Remedy(
@@ -124,7 +117,7 @@ def off_tensor_cores(facts: Facts) -> Bools:
     """
     if not has_tensor_cores(facts):
         return np.zeros(facts.work.height, dtype=np.bool_)
-    program, off = facts.program, facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    program, off = facts.program, facts.work.select(_OFF_TENSOR_CORES).to_series().to_numpy()
     off = off | _on_matrix_units(facts)
     convolutions = program.labelled("convolution")
     if (convolutions & program.having("precision", "tf32")).any():
@@ -132,11 +125,17 @@ def off_tensor_cores(facts: Facts) -> Bools:
     return np.asarray((off | _doubles(facts)) & ~program.marked("depthwise"), dtype=np.bool_)
 
 
+def _narrow(facts: Facts) -> Bools:
+    """Products in 16 bits or fewer."""
+    narrow: Bools = facts.program.products & facts.program.having("precision", "bf16", "fp16", "fp8")
+    return narrow
+
+
 def _on_matrix_units(facts: Facts) -> Bools:
     """Products in fp32 on matrix units, which GPUs of AMD have."""
     if facts.of_nvidia:
         return np.zeros(facts.work.height, dtype=np.bool_)
-    return facts.work.select(ON_MATRIX_UNITS).to_series().to_numpy()
+    return facts.work.select(_ON_MATRIX_UNITS).to_series().to_numpy()
 
 
 def _doubles(facts: Facts) -> Bools:
@@ -148,7 +147,7 @@ def _doubles(facts: Facts) -> Bools:
     doubles = facts.program.having("precision", "fp64")
     if not doubles.any():
         return doubles
-    products = facts.program.labelled(*PRODUCTS) & doubles
+    products = facts.program.products & doubles
     of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
     of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
     is_network = bool(work.select(of_network.any()).item())
@@ -157,8 +156,8 @@ def _doubles(facts: Facts) -> Bools:
 
 def _capability(facts: Facts) -> tuple[int, int]:
     """The least compute capability of the GPUs; 9.0 if unknown."""
-    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
-    return min(known, default=(9, 0))
+    known = (device.compute_capability for device in facts.devices)
+    return min((capability for capability in known if capability is not None), default=(9, 0))
 
 
 class Precision(Rule):
@@ -180,21 +179,15 @@ class Precision(Rule):
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
-    doubles_title: ClassVar = "A network computes in float64"
     narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
-    narrow_headline: ClassVar = (
-        "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} of the time"
-    )
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
-    default_headline: ClassVar = (
-        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the work in between"
-    )
     matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
-    matrix_headline: ClassVar = "Limited by matrix products in fp32: bfloat16 could save {share} of the time"
     headlines: ClassVar = {
-        default_title: default_headline,
-        narrow_title: narrow_headline,
-        matrix_title: matrix_headline,
+        default_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the "
+        "work in between",
+        narrow_title: "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} "
+        "of the time",
+        matrix_title: "Limited by matrix products in fp32: bfloat16 could save {share} of the time",
     }
     bf16_headline = "Limited by matrix products off the tensor cores: bfloat16 could save {share} of the time"
     evidence: ClassVar = {
@@ -272,14 +265,14 @@ class Precision(Rule):
         units = _on_matrix_units(facts)
         kinds = ((off & ~doubles & ~units, "fp32"), (off & units, "fp32-tensor"), (off & doubles, "fp64-tensor"))
         for which, wide in kinds:
-            factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
+            factor = tensor_core_factor(facts, wide) or _LEAST_FACTOR
             share[which] = 1 - self._left(factor, casts=not self._mixed(facts))
         share[default] = np.maximum(share[default], self.default_saved_share)
-        products = facts.program.labelled(*PRODUCTS)
-        if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
+        products = facts.program.products
+        if 2 * time_of(facts.program, off) > time_of(facts.program, products):
             long = facts.program.having("precision", "fp32", "fp64")
             saved = self.trained_passes_share if facts.trains else self.passes_share
-            share[long & facts.program.labelled(*PASSES)] = saved
+            share[long & facts.program.passes] = saved
         elif self._mixed(facts):
             share = np.maximum(share, self._around(facts))
         return share
@@ -293,7 +286,7 @@ class Precision(Rule):
         program = facts.program
         share = np.zeros(facts.work.height)
         casts = program.in_order(program.labelled("copy-cast"))
-        wide = program.in_order(program.labelled(*PASSES) & program.having("precision", "fp32")) & ~casts
+        wide = program.in_order(program.passes & program.having("precision", "fp32")) & ~casts
         off = program.in_order(off_tensor_cores(facts))
         for direction in (1, -1):
             places = np.flatnonzero(off)
@@ -310,9 +303,7 @@ class Precision(Rule):
     def _mixed(self, facts: Facts) -> bool:
         """Whether a part of the program computes in 16 bits already, so that its other formats are deliberate."""
         program = facts.program
-        products = program.labelled(*PRODUCTS)
-        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
-        return bool(program.own_ns[narrow].sum() >= self.mixed_share * program.own_ns[products].sum())
+        return time_of(program, _narrow(facts)) >= self.mixed_share * time_of(program, program.products)
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """Gain of 16 bits; its lower end is that of TF32, which has half of the rate and does not change passes."""
@@ -338,7 +329,7 @@ class Precision(Rule):
         off = off_tensor_cores(facts) & ~self._weights(facts, claims)
         if _capability(facts) < (8, 0) or not off.any() or not _tf32_is_faster(facts):
             return None
-        factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
+        factor = tensor_core_factor(facts) or _LEAST_FACTOR
         # Fused attention of fp32 numbers always uses three TF32 products.
         off = off & ~facts.program.labelled("attention") & ~facts.program.marked("narrow-operands")
         gain = facts.replayed(time=np.where(off, 1 - self._left(factor / 2, casts=False), 0.0))
@@ -351,17 +342,13 @@ class Precision(Rule):
         TF32 is PyTorch's default for convolutions, but not for matrix products: if these use it, it is deliberate.
         """
         program = facts.program
-        products = program.labelled(*PRODUCTS)
-        tf32 = products & program.having("precision", "tf32")
-        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
+        tf32 = program.products & program.having("precision", "tf32")
         convolutions = tf32 & program.labelled("convolution")
-        convolutions_ns = int(program.own_ns[convolutions].sum())
-        deliberate = narrow.any() or 2 * convolutions_ns < int(program.own_ns[tf32].sum())
+        convolutions_ns = time_of(program, convolutions)
+        deliberate = _narrow(facts).any() or 2 * convolutions_ns < time_of(program, tf32)
         if deliberate or convolutions_ns < self.default_share * facts.busy_ns:
             return np.zeros(facts.work.height, dtype=np.bool_)
-        return np.asarray(
-            convolutions | (program.labelled(*PASSES) & program.having("precision", "fp32")), dtype=np.bool_
-        )
+        return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -371,33 +358,28 @@ class Precision(Rule):
         products = facts.own_ns_having("label", *PRODUCTS)
         default = self._by_default(facts)
         off = off_tensor_cores(facts)
-        by_default = int(facts.program.own_ns[default].sum()) > int(facts.program.own_ns[off].sum())
-        wide = int(facts.program.own_ns[off].sum())
+        by_default = time_of(facts.program, default) > time_of(facts.program, off)
+        wide = time_of(facts.program, off)
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
-        doubles = int(facts.program.own_ns[_doubles(facts) & off].sum()) > wide / 2
-        units = 2 * int(facts.program.own_ns[_on_matrix_units(facts) & off].sum()) > wide
+        doubles = time_of(facts.program, _doubles(facts) & off) > wide / 2
+        units = 2 * time_of(facts.program, _on_matrix_units(facts) & off) > wide
         peak = "fp64-tensor" if doubles else "fp32-tensor" if units else "fp32"
-        factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
-        narrow = 2 * int(facts.program.own_ns[off & facts.program.marked("narrow-operands")].sum()) > wide
+        factor = tensor_core_factor(facts, peak)
+        narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
+        is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
         tf32 = None if doubles or by_default or narrow else self._by_tf32(facts, claims)
         return self.raised(
             facts,
             claimed,
-            title=self.doubles_title
-            if doubles
-            else self.default_title
-            if by_default
-            else self.narrow_title
-            if narrow
-            else self.matrix_title
-            if units
-            else "",
-            confidence="medium"
-            if by_default
-            else "high"
-            if factor is not None and wide > facts.thresholds.dominant_share * products
-            else "medium",
+            title=first_of(
+                (doubles, "A network computes in float64"),
+                (by_default, self.default_title),
+                (narrow, self.narrow_title),
+                (units, self.matrix_title),
+                default="",
+            ),
+            confidence="high" if is_sure and not by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
                 "off_tensor_cores_ns": wide,
@@ -406,13 +388,12 @@ class Precision(Rule):
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
                 "tf32_gain_factor": tf32.expected if tf32 is not None else None,
-                "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=_OTHER_SHAPES
             if narrow and not by_default
             else (
-                *((_NO_DOUBLES,) if doubles else ()),
+                _NO_DOUBLES if doubles else None,
                 *(
                     bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
                     for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
@@ -422,7 +403,7 @@ class Precision(Rule):
             # Passes move two bytes per number instead of four or eight.
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
             + int((0.8 if doubles else 0.6) * passes)
-            + int(0.6 * facts.program.own_ns[default & facts.program.labelled(*PRODUCTS)].sum()),
+            + int(0.6 * time_of(facts.program, default & facts.program.products)),
             on_gpu=True,
             claims=claims,
         )
@@ -434,9 +415,7 @@ def _tf32_is_faster(facts: Facts) -> bool:
     On graphics cards, tensor cores multiply TF32 at the rate of the vector units.
     """
     now = "fp32-tensor" if _on_matrix_units(facts).any() else "fp32"
-    rates = [
-        peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None and "bf16" in peaks.flops_per_s
-    ]
+    rates = [peaks.flops_per_s for peaks in facts.peaks if "bf16" in peaks.flops_per_s]
     return all(each.get("tf32", 0.0) > _FASTER * (each.get(now) or each["fp32"]) for each in rates)
 
 
@@ -446,5 +425,4 @@ _FASTER: Final = 1.1
 
 def has_tensor_cores(facts: Facts) -> bool:
     """Whether no GPU is known to lack tensor cores, which came with compute capability 7.0."""
-    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
-    return all(capability >= (7, 0) for capability in known)
+    return _capability(facts) >= (7, 0)

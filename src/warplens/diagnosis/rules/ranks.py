@@ -12,8 +12,8 @@ import polars as pl
 from warplens.analysis.ranks.balance import held_up, straggler
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, ceiling
-from warplens.diagnosis.rule import GAIN, Limit, Rule, told_of
+from warplens.diagnosis.findings import GAIN, Confidence, Finding, Remedy, Severity, ceiling
+from warplens.diagnosis.rule import Limit, Rule, bound_of, told_of
 from warplens.diagnosis.run import RankFacts, Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -49,10 +49,7 @@ class RanksRule(Rule):
         """The finding, graded by its gain.
 
         Args:
-            run: the ranks.
-            limits: of the severities.
             gains: the expected gain and the ends of its interval, in any order.
-            bound: that no remedy can exceed.
             title, confidence, where, remedies: as in `Finding`.
             evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
         """
@@ -61,26 +58,8 @@ class RanksRule(Rule):
         severity: Severity = "info"
         if expected >= limits.warning_ceiling:
             severity = "critical" if expected >= limits.critical_ceiling and run.sure else "warning"
-        return Finding(
-            self.id,
-            title,
-            severity,
-            confidence,
-            expected,
-            (low, high),
-            bound,
-            {name: value for name, value in evidence.items() if value is not None},
-            where,
-            told_of(remedies, expected, (low, high), bound),
-            self.refutation,
-        )
-
-
-def most_of(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
-    """Largest speed-up if this time goes away, whether the profiler added nothing to the launches or all their time."""
-    recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
-    wall = max(facts.wall_ns - facts.issuing_ns, 1)
-    return max(recorded, ceiling(wall, min(max(saved_ns - issuing_ns, 0.0), wall)))
+        told = told_of(remedies, expected, (low, high), bound)
+        return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told)
 
 
 #: Host paces over which a gain is averaged: 0 is the least time without the profiler, 1 the recorded time.
@@ -187,7 +166,7 @@ class PipelineBubble(RanksRule):
         steps = pl.concat(waits.values()).group_by("step").agg(pl.col("waited_ns").sum(), pl.len().alias("ranks"))
         common = steps.filter(pl.col("ranks") == len(waits))
         waited = (common if common.height > 1 else steps)["waited_ns"].to_numpy()
-        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in totals.items()}
+        shares = run.shares(totals)
         places = [float(rows["at"].median() or 0.0) for rows in waits.values()]  # type: ignore[arg-type]
         longest = [float(rows["longest_ns"].sum()) / max(totals[rank], 1.0) for rank, rows in waits.items()]
         fits = (
@@ -217,7 +196,7 @@ class PipelineBubble(RanksRule):
         if not waits:
             return None
         waited = {rank: float(rows["waited_ns"].sum()) for rank, rows in waits.items()}
-        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in waited.items()}
+        shares = run.shares(waited).values()
         stages = max(len(waits), run.result.placing.world_size or 0)
         micro = max(1, round(min(rows["transfers"][0] for rows in waits.values()) / 2))
         batches = "1 micro-batch" if micro == 1 else f"{micro} micro-batches"
@@ -231,15 +210,15 @@ class PipelineBubble(RanksRule):
             run,
             limits,
             (low, expected, high),
-            bound=max(most_of(run.ranks[rank], spent) for rank, spent in waited.items()),
+            bound=max(bound_of(run.ranks[rank], spent) for rank, spent in waited.items()),
             title=f"Stages of a pipeline wait for each other: {batches} for {stages} stages",
             confidence="medium" if run.sure else "low",
             evidence={
                 "stages_count": stages,
                 "micro_batches_per_step": micro,
                 "bubble_ns_per_step": sum(waited.values()) / len(waited) / run.steps,
-                "bubble_share": sum(shares.values()) / len(shares),
-                "most_bubble_rank_share": max(shares.values()),
+                "bubble_share": sum(shares) / len(shares),
+                "most_bubble_rank_share": max(shares),
                 "reference_bubble_share": reference,
                 "most_to_mean_compute_factor": uneven,
             },
@@ -269,99 +248,67 @@ class PipelineBubble(RanksRule):
 # --- One rank that is late -------------------------------------------------------------------------------------------
 
 
-#: Cause of a late rank → its text in the title, and remedies.
-_CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
-    "more-work": (
-        "its GPU has {excess} more work per step",
-        (
-            Remedy(
-                "Give every rank the same work",
-                "# equally many tokens, not only samples: batch by total length\n"
-                "# evaluation, logging, checkpoints, extra losses: on all ranks, or outside the step\n"
-                "# experts and embedding tables distributed by their load",
-                GAIN,
-            ),
-        ),
+#: Cause of a late rank → its text in the title.
+_CAUSES: Final = {
+    "more-work": "its GPU has {excess} more work per step",
+    "slower-kernels": "the same kernels take {excess} longer per step",
+    "host": "its host spends {excess} more per step on other work",
+    "launch": "its host takes {excess} longer per step to issue the same work",
+    "synchronization": "it waits {excess} longer per step for its own GPU",
+    "allocation": "it spends {excess} more per step on allocating and freeing memory",
+    "copies": "it spends {excess} more per step on copies",
+    "unknown": "its profile does not show what takes longer",
+}
+
+#: Cause of a late rank → what to do.
+_ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
+    "more-work": Remedy(
+        "Give every rank the same work",
+        "# equally many tokens, not only samples: batch by total length\n"
+        "# evaluation, logging, checkpoints, extra losses: on all ranks, or outside the step\n"
+        "# experts and embedding tables distributed by their load",
     ),
     "slower-kernels": (
-        "the same kernels take {excess} longer per step",
-        (
-            Remedy(
-                "Find out what slows that GPU down",
-                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE  # on its host, during the run\n"
-                "nvidia-smi --query-compute-apps=pid,used_memory --format=csv  # other programs on it",
-                GAIN,
-            ),
-            Remedy("Replace that GPU", "# run on other GPUs of the host, or drain the node, and compare", GAIN),
+        Remedy(
+            "Find out what slows that GPU down",
+            "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE  # on its host, during the run\n"
+            "nvidia-smi --query-compute-apps=pid,used_memory --format=csv  # other programs on it",
         ),
+        Remedy("Replace that GPU", "# run on other GPUs of the host, or drain the node, and compare"),
     ),
-    "host": (
-        "its host spends {excess} more per step on other work",
-        (
-            Remedy(
-                "Move that work out of the step",
-                "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
-                "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
-                GAIN,
-            ),
-        ),
+    "host": Remedy(
+        "Move that work out of the step",
+        "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
+        "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
     ),
     "launch": (
-        "its host takes {excess} longer per step to issue the same work",
-        (
-            Remedy(
-                "Pin its process to its own cores",
-                "numactl --cpunodebind=N --membind=N python train.py  # beside its GPU: nvidia-smi topo -m\n"
-                "# OMP_NUM_THREADS, no other program on these cores, the CPU's frequency",
-                GAIN,
-            ),
-            Remedy(
-                "Launch fewer kernels",
-                "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
-                GAIN,
-            ),
+        Remedy(
+            "Pin its process to its own cores",
+            "numactl --cpunodebind=N --membind=N python train.py  # beside its GPU: nvidia-smi topo -m\n"
+            "# OMP_NUM_THREADS, no other program on these cores, the CPU's frequency",
+        ),
+        Remedy(
+            "Launch fewer kernels",
+            "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
         ),
     ),
-    "synchronization": (
-        "it waits {excess} longer per step for its own GPU",
-        (
-            Remedy(
-                "Remove the waits from that rank's step",
-                "# read losses and metrics back every N steps; no .item() or print under `if rank == 0`",
-                GAIN,
-            ),
-        ),
+    "synchronization": Remedy(
+        "Remove the waits from that rank's step",
+        "# read losses and metrics back every N steps; no .item() or print under `if rank == 0`",
     ),
-    "allocation": (
-        "it spends {excess} more per step on allocating and freeing memory",
-        (
-            Remedy(
-                "Keep its memory allocated",
-                "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# equal shapes on all ranks",
-                GAIN,
-            ),
-        ),
+    "allocation": Remedy(
+        "Keep its memory allocated",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# equal shapes on all ranks",
     ),
-    "copies": (
-        "it spends {excess} more per step on copies",
-        (
-            Remedy(
-                "Overlap its copies with compute",
-                "x = x.to('cuda', non_blocking=True)  # from pinned memory\n"
-                "# is the rank's memory on the socket of its GPU? nvidia-smi topo -m",
-                GAIN,
-            ),
-        ),
+    "copies": Remedy(
+        "Overlap its copies with compute",
+        "x = x.to('cuda', non_blocking=True)  # from pinned memory\n"
+        "# is the rank's memory on the socket of its GPU? nvidia-smi topo -m",
     ),
-    "unknown": (
-        "its profile does not show what takes longer",
-        (
-            Remedy(
-                "Look at this rank alone",
-                "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK",
-                "shows the kernels and pauses that differ",
-            ),
-        ),
+    "unknown": Remedy(
+        "Look at this rank alone",
+        "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK",
+        "shows the kernels and pauses that differ",
     ),
 }
 
@@ -474,15 +421,15 @@ class Straggler(RanksRule):
         mean = sum(held.values()) / len(held)
         if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
             return None
-        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in held.items()}
+        shares = run.shares(held).values()
         row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         others = [run.ranks[rank] for rank in held]
         cause, excess, explained = self._why(run, late, held)
-        reason, remedies = _CAUSES[cause]
-        stall = run.ranks[late].stall
+        advice, stall = _ADVICE[cause], run.ranks[late].stall
+        remedies = advice if isinstance(advice, tuple) else (advice,)
         if cause == "host" and stall is not None:
-            remedies = (*(Remedy(remedy.action, remedy.how, GAIN) for remedy in stall.remedies[:1]), *remedies)
-        reason = reason.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
+            remedies = (*(Remedy(remedy.action, remedy.how) for remedy in stall.remedies[:1]), *remedies)
+        reason = _CAUSES[cause].format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
         # The late rank cannot save more than its excess; the profiler's time in launches does not count.
         own = run.ranks[late]
         saved = sum(
@@ -493,15 +440,19 @@ class Straggler(RanksRule):
         gains = tuple(pace * gain for gain in gains_of(run.ranks, {rank: min(held[rank], most) for rank in held}))
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
-        compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
-        idle = {rank: run.summary(rank).times["idle_ns"] for rank in (late, *held)}
+
+        def beyond(name: str) -> float:
+            """This time of the late rank beyond the median of the others, per step."""
+            own, *usual = (run.summary(rank).times[name] for rank in (late, *held))
+            return (own - median(usual)) / run.steps
+
         waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
         exposed = dict(waits.select("rank", "exposed_wait_ns").iter_rows())
         return self.costing(
             run,
             limits,
             gains,
-            bound=pace * max(most_of(run.ranks[rank], exposed[rank]) for rank in held),
+            bound=pace * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
@@ -509,13 +460,13 @@ class Straggler(RanksRule):
                 "last_share": row["last_share"],
                 "caused_share": row["delay_ns"] / max(1, int(run.result.waits.ranks["delay_ns"].sum())),
                 "waited_ns_per_step": mean / run.steps,
-                "waited_share": sum(shares.values()) / len(shares),
-                "most_waiting_rank_share": max(shares.values()),
-                "excess_compute_ns_per_step": (compute[late] - median(compute[rank] for rank in held)) / run.steps,
+                "waited_share": sum(shares) / len(shares),
+                "most_waiting_rank_share": max(shares),
+                "excess_compute_ns_per_step": beyond("compute_ns"),
                 "excess_kernels_per_step": (_count(run.ranks[late]) - sum(map(_count, others)) / len(others))
                 / run.steps,
                 "excess_longer_ns_per_step": excess["slower-kernels"] / run.steps,
-                "excess_idle_ns_per_step": (idle[late] - median(idle[rank] for rank in held)) / run.steps,
+                "excess_idle_ns_per_step": beyond("idle_ns"),
                 "explained_share": explained,
                 "host_needed_of_window_share": median(min(each.host_ns / max(each.wall_ns, 1), 1.0) for each in others),
             },

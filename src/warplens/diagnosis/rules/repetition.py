@@ -8,12 +8,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.picking import Projected, projected_again
-from warplens.diagnosis.rule import GAIN, Limit, ahead_without, bringing, remembered
+from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import encoded_again, growing_passes
 from warplens.diagnosis.structure import (
     StructureRule,
@@ -73,33 +72,25 @@ class Recomputation(StructureRule):
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
     passes_title: ClassVar = "The backward pass runs several times over one forward pass"
-    passes_headline: ClassVar = (
-        "Limited by repeated backward passes: {share} of the time goes into passes over one graph after the first"
-    )
     growing_title: ClassVar = "Each token runs the model on all tokens before it again: keys and values are not kept"
-    growing_headline: ClassVar = (
-        "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new one"
-    )
     encoded_title: ClassVar = "The encoder runs again for each token, on an input of the same size as before"
-    encoded_headline: ClassVar = (
-        "Limited by an encoder that is run for each token: {share} of the time goes into its passes after the first"
-    )
     projected_title: ClassVar = "Rows are picked before a product, which multiplies each row of the table many times"
-    projected_headline: ClassVar = (
-        "Limited by products of picked rows: {share} of the time goes into multiplying the same rows again"
-    )
     headlines: ClassVar = {
-        projected_title: projected_headline,
-        passes_title: passes_headline,
-        growing_title: growing_headline,
-        encoded_title: encoded_headline,
+        projected_title: "Limited by products of picked rows: {share} of the time goes into multiplying the same rows "
+        "again",
+        passes_title: "Limited by repeated backward passes: {share} of the time goes into passes over one graph after "
+        "the first",
+        growing_title: "Limited by generation without a cache: {share} of the time goes into running all tokens again "
+        "for each new one",
+        encoded_title: "Limited by an encoder that is run for each token: {share} of the time goes into its passes "
+        "after the first",
     }
     evidence: ClassVar = {
+        "passes_per_step": "passes over a growing text, or of the encoder",
+        "growth_factor": "tokens of the last of them over those of the first",
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         "backward_passes_per_step": "backward passes over the common part of the graph",
-        "passes_per_step": "passes over a growing text, or of the encoder",
-        "growth_factor": "tokens of the last of them over those of the first",
         "picked_products_per_step": "products of rows that were picked from a table right before",
         "picked_rows_factor": "rows picked, at least, over rows of the table",
     }
@@ -159,7 +150,7 @@ class Recomputation(StructureRule):
             return passes
         # A checkpoint stops recomputing at the last tensor that is needed, so that a layer's product may be left out.
         # The forward kernels of norms have no place in a backward pass either.
-        product = program.labelled(*PRODUCTS) | (program.labelled("normalization") & ~program.marked("backward"))
+        product = program.products | (program.labelled("normalization") & ~program.marked("backward"))
         length = int(self.sequence)
         is_kernel = program.is_kernel
         kernels = program.order[program.in_order(is_kernel)]
@@ -192,8 +183,7 @@ class Recomputation(StructureRule):
             again[:] = False
         return again
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         growing = growing_passes(facts)
         if growing is not None:
             return self.seen(
@@ -291,7 +281,6 @@ _CACHED: Final = (
         "Keep keys and values",
         "model.generate(ids, use_cache=True)  # transformers: not config.use_cache = False\n"
         "out = model(last_token, past_key_values=cache, use_cache=True)  # your own loop: one token per pass",
-        GAIN,
     ),
     Remedy(
         "Where attention is not causal, generate several tokens a pass",
@@ -307,7 +296,6 @@ _ENCODED_ONCE: Final = (
         "encoded = model.get_encoder()(input_ids, attention_mask=mask)  # before the loop\n"
         "model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens)  # transformers\n"
         "# model.generate does this, and keeps keys and values; the same holds for image encoders",
-        GAIN,
     ),
     Remedy(
         "Keep keys and values, of the encoder's result as well",

@@ -11,13 +11,12 @@ import polars as pl
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.picking import unpicked_passes
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.picking import first_shapes, unpicked_passes
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.attention import attention_masks
 from warplens.diagnosis.rules.kernels import busy_with, tiles
 from warplens.diagnosis.structure import StructureRule, time_of
-from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Operators that make a view of a part of a tensor, without a kernel.
@@ -46,10 +45,10 @@ class UnusedResults(StructureRule):
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
     unpicked_title: ClassVar = "Passes go over all rows of a tensor, of which few are picked right after"
-    unpicked_headline: ClassVar = (
-        "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking rows first"
-    )
-    headlines: ClassVar = {unpicked_title: unpicked_headline}
+    headlines: ClassVar = {
+        unpicked_title: "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking "
+        "rows first"
+    }
     evidence: ClassVar = {
         "unpicked_passes_per_step": "passes over all rows of a tensor of which few are picked",
         "unread_products_per_step": "products of whose result only a slice is read",
@@ -111,7 +110,8 @@ class UnusedResults(StructureRule):
         if not size or begin is None or not len(later):
             return None
         ends = starts.gather(later).drop_nulls()
-        if not _sliced(facts, size, begin, int(ends.max() or begin)):  # type: ignore[arg-type]
+        sliced = first_shapes(facts, _SLICES, begin, int(ends.max() or begin))  # type: ignore[arg-type]
+        if size not in map(math.prod, sliced):
             return None
         threads = facts.program.threads(later)
         scattered = facts.program.labelled("gather-scatter")[later]
@@ -131,17 +131,13 @@ class UnusedResults(StructureRule):
         """Share of its result that later work reads, by grids: passes over few numbers, the first copies a slice."""
         program = facts.program
         kernels = later[program.is_kernel[later]]
-        if not len(kernels) or not program.labelled(*PASSES)[kernels].all():
+        if not len(kernels) or not program.passes[kernels].all():
             return None
         narrowed = np.flatnonzero(program.labelled("elementwise", "copy-cast")[kernels])
         if not len(narrowed) or narrowed[0] != 0:
             return None  # a reduction reads more than it writes
         precision = facts.work["precision"][product] or "bf16"
-        rates = [
-            peaks.flops_per_s.get(precision, peaks.flops_per_s.get("bf16", 0.0))
-            for device in facts.devices
-            if (peaks := peaks_of(device))
-        ]
+        rates = [peaks.flops_per_s.get(precision, peaks.flops_per_s.get("bf16", 0.0)) for peaks in facts.peaks]
         # Size of the result: by tiles, at least by the FLOPs of its time over those of the longest inner dimension.
         by_tiles = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
         rate = self.reached_share * min(rates, default=0.0)
@@ -150,8 +146,7 @@ class UnusedResults(StructureRule):
         read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
         return read / size if size else None
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         unread, read = self._unread(facts)
         unpicked = None if unread.any() else unpicked_passes(facts)
         if unpicked is not None:
@@ -254,13 +249,12 @@ class PaddedWork(Rule):
         if len(sizes) != 1 or 2 * masked.sum() < len(masked):
             return None
         return self.described(
+            facts,
             confidence="medium" if found.shapes is not None else "low",
-            gain=None,
             evidence={
                 "masked_per_step": int(masked.sum()) / facts.steps,
                 "sequences_count": sequences,
                 "length_count": length,
-                "gpu_busy_share": facts.busy_share,
             },
             remedies=(
                 Remedy(
@@ -311,15 +305,3 @@ def _result(shapes: str | None) -> int:
     if len(matrices) < 2 or matrices[-2][-1] != matrices[-1][-2]:
         return 0
     return int(math.prod(matrices[-2][:-1]) * matrices[-1][-1])
-
-
-def _sliced(facts: Facts, size: int, begin: int, end: int) -> bool:
-    """Whether a slice of a tensor of `size` numbers is taken in this time."""
-    trace = facts.timeline.trace
-    ranges = trace.ranges.with_row_index("range").select(
-        pl.col("range").cast(pl.UInt32), pl.col("name").cast(pl.String), "start_ns"
-    )
-    inside = ranges.filter(pl.col("start_ns").is_between(begin, end) & pl.col("name").is_in(_SLICES))
-    shapes = trace.operators.select(pl.col("range").cast(pl.UInt32), pl.col("input_shapes").cast(pl.String))
-    texts = inside.join(shapes, on="range")["input_shapes"].drop_nulls().unique().to_list()
-    return any((_sizes(text) or [0])[0] == size for text in texts)

@@ -10,13 +10,11 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.shapes import tensors_of
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_beside, time_of
-from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Elements per block of kernels on lists of tensors.
@@ -134,17 +132,14 @@ class ScatteredAccess(StructureRule):
     @remembered
     def _preparing(self, facts: Facts) -> Bools:
         """Kernels that check and sort indices right before rows are added in sorted order; atomics need none."""
-        program, order = facts.program, facts.program.order
+        program = facts.program
         preparing = np.zeros(facts.work.height, dtype=np.bool_)
         if not program.marked("sorted-adding").any():
             return preparing
         helping = (program.marked("on-indices") & ~program.marked("sorted-adding")) | ~program.is_kernel
-        begins, ends = program.edges(helping)
-        follows = np.append(program.marked("sorted-adding")[order], False)[ends]
-        sorts = np.r_[0, np.cumsum(program.labelled("sort-topk")[order])]
-        for begin, end in zip(begins[follows].tolist(), ends[follows].tolist(), strict=True):
-            if sorts[end] > sorts[begin]:
-                preparing[order[begin:end]] = True
+        sorts = program.labelled("sort-topk")
+        for run, _ in program.runs_before(helping, program.marked("sorted-adding")):
+            preparing[run] = sorts[run].any()
         return preparing
 
     def _copied(self, facts: Facts, scattered: Bools) -> Float64s:
@@ -152,7 +147,7 @@ class ScatteredAccess(StructureRule):
         program = facts.program
         order = program.order
         share = np.zeros(facts.work.height)
-        product, adds, sorts = program.labelled(*PRODUCTS), program.marked("adding-rows"), program.labelled("sort-topk")
+        product, adds, sorts = program.products, program.marked("adding-rows"), program.labelled("sort-topk")
         sums, values = program.labelled("reduction") | adds, program.marked("sorting-values")
         long_rows = program.marked("sorting-long-rows")
         begins, ends = program.edges(~product)
@@ -222,7 +217,7 @@ class ScatteredAccess(StructureRule):
         scatters = np.flatnonzero(program.labelled("gather-scatter")[later])
         later = later[: scatters[0]] if len(scatters) else later
         least = self.over_sorted_share * program.own_ns[run[sorts]].sum()
-        over = program.labelled(*PASSES)[later] & (program.own_ns[later] >= least)
+        over = program.passes[later] & (program.own_ns[later] >= least)
         return np.asarray(later[over], dtype=np.int64)
 
     @remembered
@@ -234,7 +229,7 @@ class ScatteredAccess(StructureRule):
             return None
         order = program.order
         is_memset = facts.program.having("kind", "memset")
-        long = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy() >= facts.thresholds.bandwidth_kernel_ns
+        long = facts.lengths >= facts.thresholds.bandwidth_kernel_ns
         places = np.flatnonzero(program.in_order((program.marked("filling") | is_memset) & long))
         at = np.flatnonzero(program.in_order(adding))
         first = np.searchsorted(at, places - int(self.near))
@@ -259,15 +254,10 @@ class ScatteredAccess(StructureRule):
         return Dense(share, calls, kept)
 
     def _applied(self, facts: Facts, tables: float) -> Float64s:
-        """Share of the numbers of each optimizer kernel that belong to the tables.
-
-        Args:
-            facts: the window.
-            tables: numbers in the tables, per step.
-        """
+        """Share of the numbers of each optimizer kernel that belong to tables of so many numbers per step."""
         program = facts.program
         lists = program.marked("foreach")
-        applying = facts.program.having("phase", "optimizer") | program.labelled("optimizer") | lists
+        applying = program.optimizing | lists
         applied, rows = np.zeros(len(applying)), np.flatnonzero(applying)
         if not len(rows):
             return applied
@@ -279,8 +269,7 @@ class ScatteredAccess(StructureRule):
         applied[rows] = np.where(of_operation >= tables / 2, share, 0.0)
         return applied
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         program, dense = facts.program, self._dense(facts)
         preparing = self._preparing(facts) & claimed
@@ -297,15 +286,15 @@ class ScatteredAccess(StructureRule):
                 "scattered_per_step": int(scattered.sum()) / facts.steps,
                 "used_rows_share": None if dense is None else dense.used_share,
             },
-            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.labelled(*PASSES)))
+            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.passes))
             + (facts.idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(_GROUPED,)
             if matrices
             else (
-                *(_SPARSE if dense is not None else ()),
-                *((UNSORTED,) if preparing.any() else ()),
-                *((_SELECTED,) if (claimed & program.marked("sorting-values")).any() else ()),
+                None if dense is None else _SPARSE,
+                UNSORTED if preparing.any() else None,
+                _SELECTED if (claimed & program.marked("sorting-values")).any() else None,
                 Remedy(
                     "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
@@ -347,7 +336,7 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
 
     Kernels write vectors of numbers.
     """
-    rates = [peaks.bytes_per_s for device in facts.devices if (peaks := peaks_of(device)) and peaks.bytes_per_s]
+    rates = [peaks.bytes_per_s for peaks in facts.peaks if peaks.bytes_per_s]
     written = facts.program.threads(rows) * _OF_A_THREAD
     if rates:
         twice = 2 * written * _FP32_BYTES <= max(rates) / 1e9 * facts.program.own_ns[rows]
@@ -382,11 +371,9 @@ _SELECTED: Final = Remedy(
 )
 
 #: For gradients of whole tables.
-_SPARSE: Final = (
-    Remedy(
-        "Keep gradients of used rows only",
-        "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
-        "# torchrec or fbgemm apply them in the backward pass",
-        "gradient traffic in proportion to the rows used, not to the table",
-    ),
+_SPARSE: Final = Remedy(
+    "Keep gradients of used rows only",
+    "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
+    "# torchrec or fbgemm apply them in the backward pass",
+    "gradient traffic in proportion to the rows used, not to the table",
 )

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import ClassVar, Final, Literal
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.prediction import Change
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.evidence import code_loading
+from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, range_names, time_by_range
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     STEPS_ONLY,
     Limit,
     Rule,
     bringing,
+    first_of,
     modelled,
     predicted,
     seen_idle,
 )
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: For preparing the input of the next step.
 _INPUT: Final = (
@@ -38,146 +37,84 @@ _INPUT: Final = (
         "Prepare the input while the GPU computes",
         "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
         "x = x.to('cuda', non_blocking=True)",
-        GAIN,
     ),
     Remedy(
         "Prepare it once, or on the GPU",
         "# decode, augment and tokenise once and store the result\n"
         "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
-        GAIN,
     ),
 )
 
 #: For compilation and autotuning.
-_COMPILING: Final = (
-    Remedy(
-        "Compile before the loop",
-        "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
-        "TORCH_LOGS=recompiles python train.py  # names the reason\n"
-        "torch.backends.cudnn.benchmark = False  # if sizes change: each new size is benchmarked again",
-        GAIN,
-    ),
+_COMPILING: Final = Remedy(
+    "Compile before the loop",
+    "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
+    "TORCH_LOGS=recompiles python train.py  # names the reason\n"
+    "torch.backends.cudnn.benchmark = False  # if sizes change: each new size is benchmarked again",
 )
 
 #: Pattern of the name of a range that is open during a pause → remedies.
-_ACTIVITIES: Final = (
-    (
-        r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
-        r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])",
-        _INPUT,
+_ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
+    r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
+    r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])": _INPUT,
+    r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])": _COMPILING,
+    r"optimi[sz]er|zero_grad|clip_grad|grad_norm|_foreach_|_fused_adam|gradscaler": Remedy(
+        "Replace host work per parameter with one kernel",
+        "torch.optim.AdamW(model.parameters(), fused=True)\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
+        "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
     ),
-    (
-        r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])",
-        _COMPILING,
+    r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d": Remedy(
+        "Find the rank that is late",
+        "warplens ranks RANK0 RANK1\n# move collectives off the host: NCCL instead of MPI or gloo",
     ),
-    (
-        r"optimi[sz]er|zero_grad|clip_grad|grad_norm|_foreach_|_fused_adam|gradscaler",
-        (
-            Remedy(
-                "Replace host work per parameter with one kernel",
-                "torch.optim.AdamW(model.parameters(), fused=True)\n"
-                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
-                "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
-                GAIN,
-            ),
-        ),
+    r"backward|autograd|checkpointfunction": Remedy(
+        "Reduce host work in the backward pass",
+        "model = torch.compile(model)  # issues the whole pass from one call\n"
+        "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
     ),
-    (
-        r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d",
-        (
-            Remedy(
-                "Find the rank that is late",
-                "warplens ranks RANK0 RANK1\n# move collectives off the host: NCCL instead of MPI or gloo",
-                GAIN,
-            ),
-        ),
+    r"distributeddataparallel|(?<![a-z])forward(?![a-z])|fullyshardeddataparallel": Remedy(
+        "Reduce host work in the forward pass",
+        "model = torch.compile(model)  # issues the whole pass from one call\n"
+        "# no Python loops over items, no hooks, no checks of values inside the model",
     ),
-    (
-        r"backward|autograd|checkpointfunction",
-        (
-            Remedy(
-                "Reduce host work in the backward pass",
-                "model = torch.compile(model)  # issues the whole pass from one call\n"
-                "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
-                GAIN,
-            ),
-        ),
+    r"(?<![a-z])(?:generate|sample|beam_search|logits\w*|stopping_criteria|prepare_inputs_for_generation|decode|"
+    r"decoding|scheduler|execute_context\w*)(?![a-z])": Remedy(
+        "Reduce host work between tokens",
+        "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
+        "# choose tokens and test for the end on the GPU; look at the result every few tokens",
     ),
-    (
-        r"distributeddataparallel|(?<![a-z])forward(?![a-z])|fullyshardeddataparallel",
-        (
-            Remedy(
-                "Reduce host work in the forward pass",
-                "model = torch.compile(model)  # issues the whole pass from one call\n"
-                "# no Python loops over items, no hooks, no checks of values inside the model",
-                GAIN,
-            ),
-        ),
+    r"(?<![a-z])gc(?![a-z])|garbage": Remedy(
+        "Run garbage collection outside the steps",
+        "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
     ),
-    (
-        r"(?<![a-z])(?:generate|sample|beam_search|logits\w*|stopping_criteria|prepare_inputs_for_generation|decode|"
-        r"decoding|scheduler|execute_context\w*)(?![a-z])",
-        (
-            Remedy(
-                "Reduce host work between tokens",
-                "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
-                "# choose tokens and test for the end on the GPU; look at the result every few tokens",
-                GAIN,
-            ),
-        ),
+    r"(?<![a-z])(?:log|logs|logging|metric|metrics|wandb|tensorboard|save|saving|checkpoint|print|write|"
+    r"evaluate|callback)(?![a-z])": Remedy(
+        "Log and save from another thread, and less often",
+        "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps\n"
+        "# queue values and write them in another thread",
     ),
-    (
-        r"(?<![a-z])gc(?![a-z])|garbage",
-        (
-            Remedy(
-                "Run garbage collection outside the steps",
-                "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
-                GAIN,
-            ),
-        ),
-    ),
-    (
-        r"(?<![a-z])(?:log|logs|logging|metric|metrics|wandb|tensorboard|save|saving|checkpoint|print|write|"
-        r"evaluate|callback)(?![a-z])",
-        (
-            Remedy(
-                "Log and save from another thread, and less often",
-                "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps\n"
-                "# queue values and write them in another thread",
-                GAIN,
-            ),
-        ),
-    ),
-)
+}
 
 #: For host work of unknown kind.
-_UNKNOWN_ACTIVITY: Final = (
-    Remedy(
-        "Move that host work out of the step",
-        "# onto another thread or process, or ahead of time; the profile does not show what it is",
-        GAIN,
-    ),
+_UNKNOWN_ACTIVITY: Final = Remedy(
+    "Move that host work out of the step",
+    "# onto another thread or process, or ahead of time; the profile does not show what it is",
 )
 
 #: For pauses outside the ranges that mark the steps.
-_BETWEEN_STEPS: Final = (
-    Remedy(
-        "Shorten what lies between the steps",
-        "# input: another thread or process prepares the next one meanwhile; logs, checkpoints: less often\n"
-        "# a server may just wait for requests there: record it under load",
-        GAIN,
-    ),
+_BETWEEN_STEPS: Final = Remedy(
+    "Shorten what lies between the steps",
+    "# input: another thread or process prepares the next one meanwhile; logs, checkpoints: less often\n"
+    "# a server may just wait for requests there: record it under load",
 )
 
 #: For framework operators that take long on the host for the work that they launch.
-_IN_OPERATORS: Final = (
-    Remedy(
-        "Take the host out of these operators",
-        "# a CUDA graph launches their kernels without their host code: torch.cuda.graph, or torch.compile\n"
-        "# one call over a sequence or batch instead of many: nn.LSTM on all frames, torch.vmap\n"
-        "# move operators on host tensors to the GPU",
-        GAIN,
-    ),
+_IN_OPERATORS: Final = Remedy(
+    "Take the host out of these operators",
+    "# a CUDA graph launches their kernels without their host code: torch.cuda.graph, or torch.compile\n"
+    "# one call over a sequence or batch instead of many: nn.LSTM on all frames, torch.vmap\n"
+    "# move operators on host tensors to the GPU",
 )
 
 #: For host work on data that are then sent to the GPU, or were just fetched.
@@ -186,7 +123,6 @@ _ON_DATA: Final = Remedy(
     "# send images as uint8 and token ids as they are; convert, normalize and augment them there\n"
     "# count, compare and select there (torch.bincount, argmax), and copy only the result back\n"
     "DataLoader(dataset, num_workers=8, pin_memory=True)  # or prepare them in other processes",
-    GAIN,
 )
 
 #: For host work on data that come from the GPU and go back there.
@@ -195,7 +131,6 @@ _ROUND_TRIP: Final = Remedy(
     "# an optimizer with state or weights on the host: move it to the GPU, torch.optim.AdamW(…, fused=True),\n"
     "# with 8-bit or sharded states if memory is short\n"
     "# NumPy or SciPy between two GPU operations: torch has most of it",
-    GAIN,
 )
 
 #: For host work on results that were just read back.
@@ -204,7 +139,6 @@ _ON_RESULTS: Final = Remedy(
     "# metrics: torchmetrics, torch.bincount, topk and comparisons on the GPU, and one number read back\n"
     "results.append(y.detach())  # in the step; torch.cat(results).cpu() and scikit-learn once, after the loop\n"
     "# or hand them to another thread or process: y.to('cpu', non_blocking=True), an event, a queue",
-    GAIN,
 )
 
 _SEE: Final = Remedy(
@@ -233,9 +167,7 @@ class HostStall(Rule):
     title = "The host is busy with other work, and the GPU runs out of work"
     beside = "copies"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         **GPU_BUSY_SHARE,
         "stalls_per_step": "pauses of the GPU while the host did other work",
         "longest_stall_ns": "the longest of these pauses",
@@ -295,7 +227,7 @@ class HostStall(Rule):
     def _apart(self, facts: Facts, spent: Float64s) -> float | None:
         """Share of their time in pauses far longer than a launch takes, if that is most of it; else None."""
         interval = facts.host.launches.interval_median_ns
-        length = (facts.gaps["end_ns"] - facts.gaps["start_ns"]).to_numpy()
+        length = facts.pause_lengths
         apart = float(spent[length >= self.launches_long * interval].sum()) / max(spent.sum(), 1) if interval else 0.0
         return apart if apart >= self.mostly else None
 
@@ -316,16 +248,10 @@ class HostStall(Rule):
         """
         if "blocking-copy" not in claims.causes or not claims.busy_ns("blocking-copy"):
             return False
-        work = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
-        label = work["label"].cast(pl.String)
-        sent = np.sort(work.filter(label == "host-to-device")["start_ns"].to_numpy())
-        if len(sent) and sent[0] == facts.window.start_ns:
-            sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy, and so does the next one
-        fetched = np.sort(work.filter(label == "device-to-host")["end_ns"].to_numpy())
         pauses = claims.pauses(self.id)
-        begins, ends = (facts.gaps[name].to_numpy()[pauses.at] for name in ("start_ns", "end_ns"))
-        next_to_copy = np.isin(ends, sent) | np.isin(begins, fetched)
-        return bool(pauses.ns[next_to_copy].sum() >= self.mostly * pauses.total)
+        copies = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
+        after_read, before_send = _beside(facts, copies, pauses.at)
+        return bool(pauses.ns[after_read | before_send].sum() >= self.mostly * pauses.total)
 
     def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
         """Title and remedy by the copies around most of these pauses; empty and None if most have none.
@@ -334,26 +260,18 @@ class HostStall(Rule):
         Without steps, this is known only if it happens many times.
         """
         copies = facts.copies.filter(pl.col("bytes") >= self.results_bytes)
-        read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
-        sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
-        if len(sent) and sent.min() == facts.window.start_ns:
-            sent = np.r_[sent, facts.window.end_ns]
         rows = np.flatnonzero(spent)
-        spent, pauses = spent[rows], facts.gaps.select("start_ns", "end_ns")[rows]
-        after_read, before_send = (
-            np.isin(pauses["start_ns"].to_numpy(), read),
-            np.isin(pauses["end_ns"].to_numpy(), sent),
-        )
+        spent = spent[rows]
+        after_read, before_send = _beside(facts, copies, rows)
         repeats = bool(facts.window.steps) or int((after_read & before_send).sum()) >= self.least_round_trips
-        kinds: tuple[tuple[Bools, str, Remedy | None], ...] = (
-            (after_read & before_send & repeats, self.round_trip_title, _ROUND_TRIP),
-            (after_read, self.results_title, _ON_RESULTS),
-            (before_send, self.input_title, None),  # the host may do anything before the next batch
+        least = self.mostly * spent.sum()
+        return first_of(
+            (spent[after_read & before_send & repeats].sum() > least, (self.round_trip_title, _ROUND_TRIP)),
+            (spent[after_read].sum() > least, (self.results_title, _ON_RESULTS)),
+            # The host may do anything before the next batch.
+            (spent[before_send].sum() > least, (self.input_title, None)),
+            default=("", None),
         )
-        for which, title, remedy in kinds:
-            if spent[which].sum() > self.mostly * spent.sum():
-                return title, remedy
-        return "", None
 
     def _there_and_back(self, facts: Facts) -> Float64s:
         """1 for copies of data that the host works on, which need not be copied if that work is done on the GPU."""
@@ -381,27 +299,24 @@ class HostStall(Rule):
         facts: Facts,
         within: pl.Series,
         spent: pl.Series,
-        unknown: tuple[Remedy, ...],
+        unknown: Remedy | tuple[Remedy, ...],
         without: Literal["pauses", "pinned", "round-trip"],
     ) -> tuple[bool, tuple[Remedy, ...]]:
         """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
 
         Args:
-            facts: the window.
-            within: the open range of each pause.
-            spent: nanoseconds of each pause.
             unknown: the remedies if names do not show the activity.
             without: what the gain of the finding leaves out: its pauses, these and the time of copies that are not
                 pinned, or these and all copies of a round trip. Remedies that leave out the pauses alone have their
                 own gain. Input that is prepared by other processes is pinned as well.
         """
-        time_of: dict[tuple[Remedy, ...], int] = {}
+        time_of: Counter[Remedy | tuple[Remedy, ...]] = Counter()
         for name, time in time_by_range(facts, within, spent).items():
-            activity = next((remedies for pattern, remedies in _ACTIVITIES if re.search(pattern, name, re.I)), None)
-            if activity is not None and not _is_plain_operator(name):
-                time_of[activity] = time_of.get(activity, 0) + time
+            activities = (found for pattern, found in _ACTIVITIES.items() if re.search(pattern, name, re.I))
+            if (activity := next(activities, None)) is not None and not _is_plain_operator(name):
+                time_of[activity] += time
         main = max(time_of, key=lambda activity: time_of[activity], default=unknown)
-        is_known = time_of.get(main, 0) >= self.mostly * float(spent.sum())
+        is_known = time_of[main] >= self.mostly * float(spent.sum())
         remedies = main if is_known else unknown
         alone = facts.replayed("no-host-stall", kept=self.kept_share) if without != "pauses" else None
 
@@ -411,7 +326,7 @@ class HostStall(Rule):
             changed = replace(remedy, expected=remedy.expected.format(gain=modelled(facts, "no-host-stall")))
             return changed if without == "pauses" else bringing(changed, alone)
 
-        return is_known, (*map(with_gain, remedies), _SEE)
+        return is_known, (*map(with_gain, remedies if isinstance(remedies, tuple) else (remedies,)), _SEE)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -432,17 +347,14 @@ class HostStall(Rule):
             kept, copies = self.moved_kept_share, int(facts.program.own_ns @ avoidable)
         own_remedy = own_remedy or (_ON_DATA if on_data else None)
         apart = self._apart(facts, spent.to_numpy())
-        unknown: tuple[Remedy, ...] = _UNKNOWN_ACTIVITY
-        if title == self.input_title:
-            unknown = _INPUT
-        elif self._is_in_operators(facts, within, stalled_ns, apart):
-            unknown = _IN_OPERATORS
+        unknown = _IN_OPERATORS if self._is_in_operators(facts, within, stalled_ns, apart) else _UNKNOWN_ACTIVITY
         if claimed and not starting and stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
             title, own_remedy, unknown = self.compiling_title, None, _COMPILING
         without: Literal["pauses", "pinned", "round-trip"] = (
             "round-trip" if avoidable is not None else "pinned" if copies else "pauses"
         )
-        is_known, remedies = self._remedies(facts, within, stalled_ns, unknown, without)
+        of_input = title == self.input_title
+        is_known, remedies = self._remedies(facts, within, stalled_ns, _INPUT if of_input else unknown, without)
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
             is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
@@ -453,18 +365,13 @@ class HostStall(Rule):
             confidence="low" if starting else "high" if facts.sure else "medium" if facts.window.steps else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),
-                "gpu_busy_share": facts.busy_share,
                 "stalls_per_step": stalls.height / facts.process_steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
                 "stalls_apart_share": apart,
                 "in_os_calls_share": _in_os_calls(facts, stalls),
             },
             where=range_names(facts, within, stalled_ns),
-            remedies=(
-                *((STEPS_ONLY,) if starting else ()),
-                *((own_remedy,) if own_remedy is not None else ()),
-                *remedies,
-            ),
+            remedies=(STEPS_ONLY if starting else None, own_remedy, *remedies),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
             kept=kept,
@@ -478,11 +385,19 @@ class HostStall(Rule):
         )
 
 
+def _beside(facts: Facts, copies: pl.DataFrame, pauses: Int64s | slice) -> tuple[Bools, Bools]:
+    """Which of these pauses follow one of these copies to the host, and which end with one to the GPU."""
+    read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
+    sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
+    if len(sent) and sent.min() == facts.window.start_ns:
+        sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy, and so does the next one
+    begins, ends = (facts.gaps[name].to_numpy()[pauses] for name in ("start_ns", "end_ns"))
+    return np.isin(begins, read), np.isin(ends, sent)
+
+
 def _loads(facts: Facts, stalls: pl.DataFrame) -> Bools:
     """Whether the host loads code in each of these pauses."""
-    loading = code_loading(facts)
-    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
-    return np.asarray(measure_before(loading, ends) > measure_before(loading, begins), dtype=np.bool_)
+    return time_inside(code_loading(facts), stalls) > 0
 
 
 def _is_plain_operator(name: str) -> bool:
@@ -496,10 +411,8 @@ def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
     if "os_calls" not in facts.timeline.trace.capture.recorded or not stalls.height or thread is None:
         return None
     calls = facts.timeline.trace.os_calls.filter((pl.col("process") == thread[0]) & (pl.col("thread") == thread[1]))
-    blocked = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
-    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
-    inside = measure_before(blocked, ends) - measure_before(blocked, begins)
-    return float(inside.sum() / max(1, (ends - begins).sum()))
+    inside = time_inside(union(Intervals.of(calls)), stalls)
+    return float(inside.sum() / max(1, int((stalls["end_ns"] - stalls["start_ns"]).sum())))
 
 
 def _open_ranges(facts: Facts, stalls: pl.DataFrame) -> pl.Series:

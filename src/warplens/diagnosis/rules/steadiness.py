@@ -7,15 +7,12 @@ from typing import ClassVar
 import numpy as np
 import polars as pl
 
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import growing_passes
-from warplens.diagnosis.structure import (
-    StructureRule,
-)
+from warplens.diagnosis.structure import StructureRule
 from warplens.profile.schema import Float64s
 
 
@@ -34,11 +31,10 @@ class SlowingGpu(StructureRule):
     headline = "The GPU gets slower: {share} of the time is extra time of kernels that were faster in the first steps"
     title = "The same kernels take longer in later steps"
     single_title: ClassVar = "One kind of kernel takes longer in later steps: the clock falls, or its work grows"
-    single_headline: ClassVar = (
-        "One kind of kernel gets slower, by a falling clock or by more work: {share} of the time is extra time of "
-        "kernels that were faster in the first steps"
-    )
-    headlines: ClassVar = {single_title: single_headline}
+    headlines: ClassVar = {
+        single_title: "One kind of kernel gets slower, by a falling clock or by more work: {share} of the time is "
+        "extra time of kernels that were faster in the first steps"
+    }
     evidence: ClassVar = {
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
     }
@@ -65,7 +61,7 @@ class SlowingGpu(StructureRule):
         share = np.zeros(facts.work.height)
         if facts.steps < self.least_steps or not self._slows(facts):
             return share
-        products = np.flatnonzero(facts.program.labelled(*PRODUCTS))
+        products = np.flatnonzero(facts.program.products)
         frame, lengths = self._frame(facts), self._kinds(facts).select("kind", pl.col("0").alias("first"))
         joined = frame.join(lengths, on="kind", how="left", maintain_order="left")
         excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
@@ -91,8 +87,8 @@ class SlowingGpu(StructureRule):
     def _frame(self, facts: Facts) -> pl.DataFrame:
         """Kind, length, step, third of the steps and whether its shapes were recorded, of each product."""
         program = facts.program
-        rows = np.flatnonzero(program.labelled(*PRODUCTS))
-        length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[rows]
+        rows = np.flatnonzero(program.products)
+        length = facts.lengths[rows]
         step = program.step[rows]
         third = np.clip((step - 1) * 3 // max(1, len(facts.window.steps)), 0, 2)
         shapes = program.shapes().gather(rows).cast(pl.Categorical).to_physical()
@@ -154,8 +150,7 @@ class SlowingGpu(StructureRule):
         paces = steps.group_by("step").agg(pl.col("relative").median()).sort("step")
         return float(kendalltau(paces["step"].to_numpy(), paces["relative"].to_numpy(), alternative="greater").pvalue)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         # A single kind may have more work, which need not show in its grid.
         single = self._kinds(facts).height == 1 and self._frame(facts)["shaped"].sum() == 0
         return self.seen(
@@ -218,15 +213,14 @@ class ProfilerOverhead(Rule):
         if share < self.least_share or not facts.idle_ns:
             return None
         return self.described(
+            facts,
             title="The profiler takes a large part of the host's time",
             confidence="medium",
-            gain=None,
             evidence={
                 "python_calls_per_step": calls / facts.steps,
                 "operators_per_step": operators / facts.steps,
                 "recording_ns": spent,
                 "recording_share": share,
-                "gpu_busy_share": facts.busy_share,
             },
             remedies=(
                 Remedy(

@@ -11,12 +11,11 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import sums_between
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GAIN, Limit, bringing, remembered
+from warplens.diagnosis.rule import Limit, bringing, first_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -40,31 +39,21 @@ class UnfusedChain(StructureRule):
         "of the casts and copies that make operands of products"
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
-    casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
     loss_title: ClassVar = "The loss makes a separate pass over all scores for each operation"
-    loss_headline: ClassVar = (
-        "Limited by the loss: its scores go through memory several times, and a fused loss could save {share} of the "
-        "time"
-    )
     copies_title: ClassVar = "Copies to other layouts or formats lie between the matrix products"
-    copies_headline: ClassVar = (
-        "Limited by copies to other layouts or formats between products: avoiding them could save {share} of the time"
-    )
     operands_title: ClassVar = "Operands of products are made anew each time, which takes longer than the products"
-    operands_headline: ClassVar = (
-        "Limited by copies of operands: making them once, or not at all, could save {share} of the time"
-    )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     masks_title: ClassVar = "Each layer makes its attention mask or bias anew, in passes over all queries and keys"
-    masks_headline: ClassVar = (
-        "Limited by attention masks that each layer makes anew: making them once could save {share} of the time"
-    )
     headlines: ClassVar = {
-        masks_title: masks_headline,
-        casts_title: casts_headline,
-        copies_title: copies_headline,
-        operands_title: operands_headline,
-        loss_title: loss_headline,
+        masks_title: "Limited by attention masks that each layer makes anew: making them once could save {share} of "
+        "the time",
+        casts_title: "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
+        copies_title: "Limited by copies to other layouts or formats between products: avoiding them could save "
+        "{share} of the time",
+        operands_title: "Limited by copies of operands: making them once, or not at all, could save {share} of the "
+        "time",
+        loss_title: "Limited by the loss: its scores go through memory several times, and a fused loss could save "
+        "{share} of the time",
     }
     evidence: ClassVar = {
         "chains_per_step": "unbroken sequences of at least four passes",
@@ -139,7 +128,7 @@ class UnfusedChain(StructureRule):
         share = np.maximum(np.maximum(self._casts(facts), self._copies(facts)), self._losses(facts))
         share = np.where(masks > 0, masks, share)
         operands = share > 0
-        if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
+        if time_of(program, program.products) < self.least_products_share * facts.wall_ns:
             return share
         if self._of_limit(facts) < (1 if operands.any() or self._compiled_in_parts(facts) else self.informs_share):
             return share
@@ -166,7 +155,7 @@ class UnfusedChain(StructureRule):
         if not len(begins):
             return 0.0
         spent = sums_between(program.in_order(program.own_ns), begins, ends)
-        products = program.labelled(*PRODUCTS)
+        products = program.products
         wide = products & facts.program.having("precision", *_WIDE)
         mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
         in_parts = self._compiled_in_parts(facts) and not mostly_wide
@@ -181,7 +170,7 @@ class UnfusedChain(StructureRule):
 
     def _compiled_in_parts(self, facts: Facts) -> bool:
         """Whether a compiler made some of the passes of a program that does not train."""
-        generated = facts.program.marked("generated") & facts.program.labelled(*PASSES)
+        generated = facts.program.marked("generated") & facts.program.passes
         return not facts.trains and bool(generated.sum() >= self.least_generated * facts.steps)
 
     def _least_passes(self, facts: Facts) -> int:
@@ -279,16 +268,9 @@ class UnfusedChain(StructureRule):
         Pieces shorter than `least_ns` do not count: kernels that make a small mask lie between a product and its
         operands.
         """
-        if facts.trains:
-            return
         program = facts.program
-        order, products = program.order, program.labelled(*PRODUCTS)
-        begins, ends = program.edges(which)
-        after = np.minimum(ends, len(order) - 1)
-        before_product = (ends < len(order)) & products[order[after]] & ~program.breaks[after]
-        for begin, end in zip(begins[before_product].tolist(), ends[before_product].tolist(), strict=True):
-            run = order[begin:end]
-            yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], order[end]
+        for run, product in () if facts.trains else program.runs_before(which, program.products):
+            yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], product
 
     def _are_many(self, facts: Facts, which: Bools) -> bool:
         """Whether these pieces take enough time to be a habit."""
@@ -299,7 +281,7 @@ class UnfusedChain(StructureRule):
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
         # A copy inside the GPU's memory is a pass as well, whether a kernel or the driver makes it.
-        passes = program.labelled(*PASSES) | program.having("label", "device-to-device")
+        passes = program.passes | program.having("label", "device-to-device")
         passes = passes & ~program.marked("generated") & ~program.marked("layout-conversion")
         passes = passes & ~facts.program.having("phase", "optimizer")
         return np.asarray(passes & (GrowingCache().share(facts) == 0), dtype=np.bool_)
@@ -356,7 +338,7 @@ class UnfusedChain(StructureRule):
         """Gain of keeping weights in 16 bits: nothing is cast without autocast, and passes go over 16 bits as well."""
         program = facts.program
         casts = self._casts(facts) | program.marked("narrowing")
-        wide = program.labelled(*PASSES) & program.having("precision", *_WIDE)
+        wide = program.passes & program.having("precision", *_WIDE)
         return facts.replayed(time=np.where(casts, 1.0, np.where(wide, 0.5, 0.0)), calls=casts.astype(np.float64))
 
     def _compiled(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
@@ -371,8 +353,7 @@ class UnfusedChain(StructureRule):
             return None
         return Gain(math.sqrt(unfused.expected * fused.expected), unfused.low, fused.high)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         program = facts.program
         claimed = claims.of_work(self.id).to_numpy() > 0
         half = time_of(program, claimed) / 2
@@ -395,10 +376,10 @@ class UnfusedChain(StructureRule):
         if cast.any() and not is_operands and not is_loss:
             narrow, fused = self._gain_of_narrow_weights(facts), self._without(facts, claims)
         is_narrow_best = narrow is not None and fused is not None and narrow.expected > fused.expected
-        removable = program.labelled(*PASSES) | program.having("label", "device-to-device")
+        removable = program.passes | program.having("label", "device-to-device")
         if copied.any():
             # A product that reads the operand directly, without a copy, may read far fewer bytes.
-            most_ns = int(0.95 * time_of(program, removable | program.labelled(*PRODUCTS)))
+            most_ns = int(0.95 * time_of(program, removable | program.products))
         else:
             # Passes that repeat the same computation can be made once: then none of them is left, nor the start latency
             # before them.
@@ -409,17 +390,14 @@ class UnfusedChain(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.masks_title
-            if is_masks
-            else self.casts_title
-            if is_casts
-            else self.operands_title
-            if is_operands
-            else self.loss_title
-            if is_loss
-            else f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"
-            if chains
-            else self.copies_title,
+            title=first_of(
+                (is_masks, self.masks_title),
+                (is_casts, self.casts_title),
+                (is_operands, self.operands_title),
+                (is_loss, self.loss_title),
+                (chains, f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"),
+                default=self.copies_title,
+            ),
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
@@ -441,12 +419,12 @@ class UnfusedChain(StructureRule):
             if is_narrow_best
             else None,
             remedies=(
-                *(_ONE_MASK if is_masks else ()),
+                _ONE_MASK if is_masks else None,
                 *(_FUSED_LOSS if is_loss and not is_operands else ()),
                 *self._of_operands(
                     facts, cast, copied, casts_first=is_casts or is_narrow_best, best=is_operands or is_narrow_best
                 ),
-                *(() if chains or made.any() or is_loss else _KEEP_LAYOUT),
+                None if chains or made.any() or is_loss else _KEEP_LAYOUT,
                 bringing(compiling, fused if is_narrow_best else self._compiled(facts, claims, made), self.model)
                 if is_masks or is_loss or is_operands or is_narrow_best or not chains
                 else compiling,
@@ -486,14 +464,12 @@ _COMPILE_WHOLE: Final = Remedy(
 )
 
 #: For layers that each make the same mask or bias.
-_ONE_MASK: Final = (
-    Remedy(
-        "Make the mask once for all layers",
-        "bias = alibi(length)  # before the loop over the layers, in the format of the queries\n"
-        "for layer in layers: x = layer(x, bias)\n"
-        "# or none at all: is_causal=True, or flex_attention with score_mod for a bias of positions",
-        f"{GAIN}: only the first layer makes passes over all pairs of queries and keys",
-    ),
+_ONE_MASK: Final = Remedy(
+    "Make the mask once for all layers",
+    "bias = alibi(length)  # before the loop over the layers, in the format of the queries\n"
+    "for layer in layers: x = layer(x, bias)\n"
+    "# or none at all: is_causal=True, or flex_attention with score_mod for a bias of positions",
+    f"{GAIN}: only the first layer makes passes over all pairs of queries and keys",
 )
 
 #: For passes over the scores of a vocabulary.
@@ -522,13 +498,11 @@ _NARROW_WEIGHTS: Final = Remedy(
 )
 
 #: For copies between the products, with little other work.
-_KEEP_LAYOUT: Final = (
-    Remedy(
-        "Keep one layout and one format",
-        "# no .contiguous() after transpose, permute or a slice: products, reductions and norms take strides\n"
-        "# no .to(dtype) back and forth: one format from the input of the block to its output",
-        f"{GAIN}: no pass that computes nothing",
-    ),
+_KEEP_LAYOUT: Final = Remedy(
+    "Keep one layout and one format",
+    "# no .contiguous() after transpose, permute or a slice: products, reductions and norms take strides\n"
+    "# no .to(dtype) back and forth: one format from the input of the block to its output",
+    f"{GAIN}: no pass that computes nothing",
 )
 
 #: For operands that are copied, cast or computed before each product.

@@ -9,20 +9,17 @@ from typing import ClassVar, Final
 import numpy as np
 
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
-    GAIN,
     GPU_BUSY_SHARE,
-    IDLE_NS,
-    IDLE_SHARE,
-    LAUNCHES_BEHIND_NS,
+    SEEN_IDLE,
     Limit,
     Rule,
     bringing,
+    first_of,
     modelled,
     predicted,
     remembered,
@@ -35,27 +32,21 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
 #: For loops that read back item by item.
-_AT_ONCE: Final = (
-    Remedy(
-        "Process all items at once",
-        "losses = torch.stack(values).tolist()  # once, after the loop\n"
-        "# weights or torch.where over the whole batch instead of x[i][mask[i]] for each i\n"
-        "# torch._foreach_norm for norms of many tensors, repeat_interleave for items of different lengths\n"
-        "# if a turn needs the result of the last: one kernel for the loop, such as torchvision.ops.nms for boxes",
-        GAIN,
-    ),
+_AT_ONCE: Final = Remedy(
+    "Process all items at once",
+    "losses = torch.stack(values).tolist()  # once, after the loop\n"
+    "# weights or torch.where over the whole batch instead of x[i][mask[i]] for each i\n"
+    "# torch._foreach_norm for norms of many tensors, repeat_interleave for items of different lengths\n"
+    "# if a turn needs the result of the last: one kernel for the loop, such as torchvision.ops.nms for boxes",
 )
 
 
 #: For programs that check each gradient.
-_NO_CHECKS: Final = (
-    Remedy(
-        "Turn the detection of anomalies off",
-        "torch.autograd.set_detect_anomaly(False)  # Lightning: Trainer(detect_anomaly=False)\n"
-        "# turn it on only for the few steps in which you look for a NaN\n"
-        "# checks of your own: test the loss, or torch.nn.utils.get_total_norm of all gradients, once per step",
-        GAIN,
-    ),
+_NO_CHECKS: Final = Remedy(
+    "Turn the detection of anomalies off",
+    "torch.autograd.set_detect_anomaly(False)  # Lightning: Trainer(detect_anomaly=False)\n"
+    "# turn it on only for the few steps in which you look for a NaN\n"
+    "# checks of your own: test the loss, or torch.nn.utils.get_total_norm of all gradients, once per step",
 )
 
 
@@ -83,9 +74,7 @@ class HostSync(Rule):
     headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
     title = "The host waits until the GPU's queue is empty and then has to refill it"
     evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
+        **SEEN_IDLE,
         "readback_ns": "exposed time of those copies",
         "looped_kernels_per_step": "work of loops that read a value back for every item, and of their backward pass",
         **GPU_BUSY_SHARE,
@@ -101,13 +90,7 @@ class HostSync(Rule):
     thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
     precedence = "certain"
 
-    looped_title: ClassVar = "A loop reads a value back for every item, and the GPU runs dry each time"
-    looped_headline: ClassVar = (
-        "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
-        "and into refilling the GPU's queue"
-    )
     crowded_title: ClassVar = "The host waits for the GPU after every few launches, and never gets ahead of it"
-    checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
@@ -117,7 +100,12 @@ class HostSync(Rule):
 
     def headline_of(self, finding: Finding) -> str:
         """The headline; that of loops says that their kernels count as well as the waiting."""
-        return self.looped_headline if finding.evidence.get("looped_kernels_per_step") else self.headline
+        if not finding.evidence.get("looped_kernels_per_step"):
+            return self.headline
+        return (
+            "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
+            "and into refilling the GPU's queue"
+        )
 
     def makes_launches(self, finding: Finding) -> bool:
         """True: a host that waits cannot run ahead."""
@@ -137,9 +125,7 @@ class HostSync(Rule):
         loops = self._loops(facts)
         if not loops.any():
             return None
-        gaps = facts.gaps
-        length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
-        not_stalled = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
+        not_stalled = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(facts.pause_lengths, 1), 1.0)
         return np.asarray(facts.program.of_gaps(loops) * not_stalled, dtype=np.float64)
 
     @remembered
@@ -175,9 +161,7 @@ class HostSync(Rule):
 
     def _reads(self, facts: Facts) -> Int64s:
         """Places of read-backs in program order."""
-        reads = np.zeros(facts.work.height, dtype=np.bool_)
-        reads[link_copies(facts, read_back=True)] = True
-        return np.flatnonzero(facts.program.in_order(reads))
+        return np.flatnonzero(facts.program.in_order(ones_at(facts, link_copies(facts, read_back=True))))
 
     def _gain_without_checks(self, facts: Facts, checks: Bools) -> Gain | None:
         """Gain without these checks and tracebacks: the host issues the rest at the pace of its faster quarter.
@@ -208,7 +192,7 @@ class HostSync(Rule):
             return np.broadcast_to(0.0, len(checks))  # takes no memory
         share = np.zeros(len(checks))
         close = (np.diff(places) <= self.between) | self._selecting_turns(facts, places)
-        for parting in (program.in_order(program.labelled(*PRODUCTS)), program.breaks):
+        for parting in (program.in_order(program.products), program.breaks):
             close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
         edges = np.flatnonzero(np.r_[True, ~close])
         for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
@@ -244,7 +228,7 @@ class HostSync(Rule):
         if not share.any() or not backward.any():
             return share
         looped = ones_at(facts, link_copies(facts, read_back=True)) * share > 0
-        names, products = program.names(), program.labelled(*PRODUCTS)
+        names, products = program.names(), program.products
         for rows in program.by_step():
             first = int(np.argmax(backward[rows]))
             items = int(looped[rows[:first]].sum())
@@ -273,7 +257,7 @@ class HostSync(Rule):
         ahead = facts.unprofiled_host_ns < facts.busy_ns
         if gain is None or ahead or not facts.waits_crowded or self._loops(facts).any():
             return gain
-        wait_ns = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
+        wait_ns = float(np.median(facts.lengths)) + self.restart_ns
         factor = 1 + facts.host.waits * wait_ns / max(facts.wall_ns - facts.added_ns, 1)
         return replace(gain, expected=gain.expected * factor, high=gain.high * factor)
 
@@ -291,19 +275,20 @@ class HostSync(Rule):
         is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
         inside, checked = facts.waits_inside, bool(self._checks(facts).any())
         looped = not checked and bool(self._loops(facts).any())
+        removed = modelled(facts, "no-synchronization")
         rarely = Remedy(
             "Read results back less often, or not inside the step",
             "loss_sum += loss.detach()  # stays on the GPU; .item() once every N steps\n"
             "# inside the model no `if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks:\n"
             "# torch.where, index_select with fixed sizes",
-            modelled(facts, "no-synchronization"),
+            removed,
         )
         bare = Remedy(
             "Remove the calls that wait",
             "# no torch.cuda.synchronize(), stream.synchronize() or event.synchronize() between launches:\n"
             "# work of one stream runs in order anyway\n"
             "# time with events, and wait once at the end: torch.cuda.Event(enable_timing=True)",
-            modelled(facts, "no-synchronization"),
+            removed,
         )
         later = Remedy(
             "Read the values back one step later",
@@ -314,43 +299,40 @@ class HostSync(Rule):
         )
         # Only their own remedy removes the work that such loops run for each item.
         has_own_remedy = checked or looped
+        waited = facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
         only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
         reads = facts.host.readbacks > 0 or not only_waits
         unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
         return self.raised(
             facts,
             claimed,
-            title=self.checks_title
-            if checked
-            else self.looped_title
-            if looped
-            else self.crowded_title
-            if facts.waits_crowded
-            else "",
+            title=first_of(
+                (checked, "The host reads back whether each tensor holds a NaN, as anomaly detection does"),
+                (looped, "A loop reads a value back for every item, and the GPU runs dry each time"),
+                (facts.waits_crowded, self.crowded_title),
+                default="",
+            ),
             confidence="high" if facts.sure and inside else "medium",
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "readback_ns": int(facts.program.own_ns[link_copies(facts, read_back=True)].sum()),
                 "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
-                "gpu_busy_share": facts.busy_share,
                 "waits_per_step": waits if is_whole else None,
                 "readbacks_per_step": facts.host.readbacks / facts.process_steps if is_whole else None,
                 "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
-                "host_waiting_share": facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
-                if is_whole
-                else None,
+                "host_waiting_share": waited if is_whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *(_NO_CHECKS if checked else _AT_ONCE if looped else (bare,) if only_waits else ()),
-                *((bringing(rarely, unwaited) if has_own_remedy else rarely,) if reads else ()),
+                first_of((checked, _NO_CHECKS), (looped, _AT_ONCE), (only_waits, bare), default=None),
+                bringing(rarely, unwaited) if has_own_remedy else rarely if reads else None,
                 Remedy(
                     "Find all synchronizing operations",
                     "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),
-                *((bringing(later, unwaited) if has_own_remedy else later,) if reads else ()),
+                bringing(later, unwaited) if has_own_remedy else later if reads else None,
             ),
             informs=not inside,
             # If most of these pauses belong to a loop that goes away as a whole, the replay has the gain of that loop.

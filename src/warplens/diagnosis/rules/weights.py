@@ -12,8 +12,8 @@ import polars as pl
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import ISSUING, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Limit, gain_of, remembered
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.rule import Limit, gain_of, remembered
 from warplens.diagnosis.rules.kernels import BATCHES, filled_share
 from warplens.diagnosis.structure import Passes, StructureRule, time_of, turns_of_step
 from warplens.profile.schema import Bools, Float64s
@@ -85,7 +85,7 @@ class WeightBound(StructureRule):
     def _gain(self, facts: Facts, count: int) -> float:
         """Gain per unit of work with a batch of `count`, at most `count`."""
         share = self._whole_share(facts, count)
-        issuing = int(share * facts.idle(*ISSUING))
+        issuing = int(share * facts.issuing_ns)
         return min(gain_of(facts, int(share * facts.wall_ns), on_gpu=False, issuing_ns=issuing), float(count))
 
     def _batch(self, facts: Facts) -> int:
@@ -121,8 +121,7 @@ class WeightBound(StructureRule):
         by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
         return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
 
-    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, with its numbers and remedies."""
+    def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0
         count = self._batch(facts)
         weights = self._weights(facts)
@@ -143,7 +142,7 @@ class WeightBound(StructureRule):
                     "products compute as long as they read",
                     gain_by_batch={size: self._gain(facts, size) for size in sorted({*BATCHES, count})},
                 ),
-                *((_QUANTIZED,) if reads else ()),
+                _QUANTIZED if reads else None,
                 Remedy(
                     "Use speculative decoding",
                     "model.generate(assistant_model=draft)  # a small draft model proposes tokens",

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, OTHER
-from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.evidence import code_loading
+from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.profile import NoteLevel
-from warplens.profile.peaks import UNNAMED, UNNAMED_AMD, peaks_of
+from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import Int64s
 
 #: Hidden time below this share of the window changes no ranking of causes.
@@ -37,7 +36,6 @@ class GraphOpaque(Rule):
         "2 % of the time is hidden. Informational; it is the verdict if more than half of the time is hidden "
         "and nothing else is wrong"
     )
-    claimed = "nothing"
     title = "The GPU is busy inside CUDA graphs that were traced as a whole: their kernels were not recorded"
     evidence: ClassVar = {
         "hidden_ns": "time inside CUDA graphs traced as a whole",
@@ -60,13 +58,12 @@ class GraphOpaque(Rule):
             return None
         launches = int((facts.work["kind"] == "graph").sum())
         return self.described(
+            facts,
             confidence="high",
-            gain=None,
             evidence={
                 "hidden_ns": hidden,
                 "hidden_share": hidden / facts.wall_ns,
                 "graph_launches_per_step": launches / facts.steps,
-                "gpu_busy_share": facts.busy_share,
             },
             remedies=(
                 Remedy(
@@ -102,14 +99,6 @@ _NOT_THE_HOST: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Incomplete:
-    """What is missing from a profile."""
-
-    finding: Finding  #: what is missing and how to record it; it only informs
-    decides: bool  #: whether too much is missing for any other verdict
-
-
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
 
 
@@ -139,14 +128,13 @@ class IncompleteProfile(Rule):
         "steps, or pauses that no cause above explains"
     )
     raised_when = "something is missing. Informational; it is the verdict if any other finding would be an artefact"
-    claimed = "nothing"
     evidence: ClassVar = {
+        "unexplained_idle_ns": "idle time that no finding claims",
         **GPU_BUSY_SHARE,
         **IDLE_SHARE,
         "aborted_steps_count": "steps that did not finish",
         "idle_attributed_share": "of the idle time, with a recorded cause",
         "loading_share": "of a window without repeating steps, waiting for calls that load code",
-        "unexplained_idle_ns": "idle time that no finding claims",
         "dependency_share": _BY_CAUSE,
         "submission_share": _BY_CAUSE,
         "profiler_share": _BY_CAUSE,
@@ -158,11 +146,13 @@ class IncompleteProfile(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """What is missing, or else the pauses without an explanation."""
-        lacking = self.missing(facts)
-        return lacking.finding if lacking is not None else self.unexplained(facts, claims)
+        return self.missing(facts)[0] or self.unexplained(facts, claims)
 
-    def missing(self, facts: Facts) -> Incomplete | None:
-        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing."""
+    def missing(self, facts: Facts) -> tuple[Finding | None, bool]:
+        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing.
+
+        Also whether too much is missing for any other verdict.
+        """
         limits, notes = facts.thresholds, facts.notes
         blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
         missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
@@ -176,28 +166,26 @@ class IncompleteProfile(Rule):
         only_communicates = _only_communication(facts)
         loading = _loading_share(facts)
         starting = loading > limits.dominant_share
-        if not missing and facts.wall_ns and not unknown and not only_communicates and not starting:
-            return None
-        text = (
-            "The window has communication between GPUs but no compute."
-            if only_communicates
-            else f"The window has a start-up: for {100 * loading:.1f} % of it the GPU waits while the host loads code."
-            if starting
-            else missing[0].text
-            if missing
-            else managed.text
-            if managed is not None
-            else "The profile does not record which calls launched the work, so the causes of idle time are unknown."
-            if facts.wall_ns
-            else "The window has no GPU work."
+        shows_nothing = not facts.wall_ns or unknown or only_communicates or starting
+        if not missing and not shows_nothing:
+            return None, False
+        told = next((note.text for note in (*missing, managed) if note is not None), "")
+        waits = f"for {percent(loading)} of it the GPU waits while the host loads code"
+        text = first_of(
+            (only_communicates, "The window has communication between GPUs but no compute."),
+            (starting, f"The window has a start-up: {waits}."),
+            (told, told),
+            (not facts.wall_ns, "The window has no GPU work."),
+            default="The profile does not record which calls launched the work, so the causes of idle time are "
+            "unknown.",
         )
         remedies = tuple(Remedy("Record again", _as_code(note.remedy), _ANSWERS) for note in missing if note.remedy)
         if managed is not None and not missing:
             remedies = (_PREFETCH,)
         finding = self.described(
+            facts,
             title=text,
             confidence="high" if blocking or not facts.wall_ns else "medium",
-            gain=None,
             evidence={
                 # Without GPU work, its share is unknown, not 0 %.
                 "gpu_busy_share": facts.busy_share if facts.wall_ns else None,
@@ -208,15 +196,7 @@ class IncompleteProfile(Rule):
             },
             remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
-        decides = (
-            bool(blocking)
-            or not facts.wall_ns
-            or unknown
-            or only_communicates
-            or starting
-            or aborted >= limits.aborted_share * facts.steps > 0
-        )
-        return Incomplete(finding, decides)
+        return finding, bool(blocking) or shows_nothing or aborted >= limits.aborted_share * facts.steps > 0
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
         """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
@@ -224,11 +204,12 @@ class IncompleteProfile(Rule):
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
         finding = self.described(
+            facts,
             title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
             f"{_NOT_THE_HOST[worst]}",
             confidence="low",
             gain=ceiling(facts.wall_ns, idle),
-            evidence={"unexplained_idle_ns": idle, "gpu_busy_share": facts.busy_share, **share},
+            evidence={"unexplained_idle_ns": idle, **share},
             remedies=(
                 Remedy(
                     "Record which event each stream waits for",
@@ -269,9 +250,7 @@ def _loading_share(facts: Facts) -> float:
     """
     if len(facts.window.steps) > 1 or not facts.wall_ns:
         return 0.0
-    loading = code_loading(facts, slow_launches=True)
-    begins, ends = (facts.gaps[name].to_numpy() for name in ("start_ns", "end_ns"))
-    return int((measure_before(loading, ends) - measure_before(loading, begins)).sum()) / facts.wall_ns
+    return int(time_inside(code_loading(facts, slow_launches=True), facts.gaps).sum()) / facts.wall_ns
 
 
 #: Sections of Nsight Compute that show why kernels of a category are below their roof; all others: `_OTHERS`.
@@ -416,15 +395,14 @@ class BelowRoof(Rule):
             "shows which roof limits each of them, and why",
         )
         found = self.described(
-            title="The kernels of the GPU are near their roofs; what is left is its idle time"
-            if is_idle
-            else "The GPU is busy but not near its roofs, and no single cause stands out"
-            if known
-            else "The GPU is busy; this profile does not show how near its kernels are to their roofs",
+            facts,
+            title=first_of(
+                (is_idle, "The kernels of the GPU are near their roofs; what is left is its idle time"),
+                (known, "The GPU is busy but not near its roofs, and no single cause stands out"),
+                default="The GPU is busy; this profile does not show how near its kernels are to their roofs",
+            ),
             confidence="medium",
-            gain=None,
             evidence={
-                "gpu_busy_share": facts.busy_share,
                 # Shares of the known part would look like shares of the whole.
                 "above_roof_share": facts.above_roof_share if known else None,
                 "to_roof_share": facts.to_roof_share if known else None,
@@ -436,10 +414,10 @@ class BelowRoof(Rule):
             },
             where=() if is_idle else names,
             remedies=(
-                *((_find_pauses(facts),) if is_idle else ()),
-                *((_name_gpu(facts),) if _no_peaks(facts) else ()),
-                *(() if known or shapes.null_count() < len(shapes) else _shapes(facts)),
-                *(() if is_idle and facts.above_roof_share < self.worth_saying else (counters,)),
+                _find_pauses(facts) if is_idle else None,
+                _name_gpu(facts) if _no_peaks(facts) else None,
+                None if known or shapes.null_count() < len(shapes) else _shapes(facts),
+                None if is_idle and facts.above_roof_share < self.worth_saying else counters,
             ),
         )
         return replace(found, refute=_REFUTES_IDLE) if is_idle else found
@@ -490,7 +468,7 @@ def _unlisted(facts: Facts) -> list[str]:
 
 def _no_peaks(facts: Facts) -> str:
     """Why no roof of the GPUs is known, as a clause; empty if one is known."""
-    if any(map(peaks_of, facts.devices)):
+    if facts.peaks:
         return ""
     names = _unlisted(facts)
     return f"no peaks are known of the {', '.join(names)}" if names else "the profile does not name its GPU"
@@ -521,8 +499,8 @@ _SHOWN_BY_SHAPES: Final = (
 _LEAST_UNKNOWN: Final = 0.01
 
 
-def _shapes(facts: Facts) -> tuple[Remedy, ...]:
-    """Advice to record shapes, with what they show of the unknown work; none if they show nothing of it.
+def _shapes(facts: Facts) -> Remedy | None:
+    """Advice to record shapes, with what they show of the unknown work; None if they show nothing of it.
 
     They show nothing of kernels whose names do not tell what they compute.
     """
@@ -535,8 +513,8 @@ def _shapes(facts: Facts) -> tuple[Remedy, ...]:
                 "# or: warplens collect torch -- python train.py\n"
                 "warplens headroom PATH --with TRACE"
             )
-            return (Remedy("Record the shapes of the operators", how, expected),)
-    return ()
+            return Remedy("Record the shapes of the operators", how, expected)
+    return None
 
 
 def _sections(facts: Facts, above: pl.Series) -> str:
@@ -562,7 +540,6 @@ class Saturated(Rule):
         "it is busy for 90 % of the time, the work of four fifths of that is known, the headroom to the practical "
         "roof is under 15 %, and no finding is a warning. Informational"
     )
-    claimed = "nothing"
     title = "The GPU is busy nearly all of the time: the host is not the limit"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
@@ -588,10 +565,10 @@ class Saturated(Rule):
             return None
         hidden = facts.own_ns_having("kind", "graph")
         return self.described(
+            facts,
             confidence="high" if facts.sure and not hidden else "medium",
             gain=ceiling(facts.wall_ns, facts.idle_ns),
             evidence={
-                "gpu_busy_share": facts.busy_share,
                 "to_roof_share": facts.to_roof_share,
                 "between_queued_kernels_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
