@@ -79,9 +79,7 @@ class _Paths:
 def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     """The views that the profile has data for, the most informative first; none without GPU work.
 
-    Args:
-        timeline: the profile.
-        window: only work that begins inside it counts.
+    Only work that begins inside the window counts.
     """
     rows = timeline.work_rows_in(window)
     work = (
@@ -113,12 +111,7 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
 def _paths(names: pl.Series, wanted: Bools, parent: Int64s, of_work: Int64s, kind: str) -> _Paths:
     """The tree of the names of the `wanted` rows of a table, with the node of each work item.
 
-    Args:
-        names: the name of each row.
-        wanted: for each row, whether it is part of the tree.
-        parent: for each row, the row of its parent.
-        of_work: for each work item, the row that it belongs to.
-        kind: of the tree.
+    `parent` is the row of each row's parent, and `of_work` the row that each work item belongs to.
     """
     texts = [_plain(text) for text in name_categories(names)]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}

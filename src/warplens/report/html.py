@@ -96,7 +96,7 @@ def _environment() -> jinja2.Environment:
         "sentence": fmt.sentence,
         "embedded": _embedded_json,
         "packed": _packed,
-        "percent": _percent,
+        "percent": "{:.3%}".format,  # an SVG length
         "unbroken": _unbroken,
     }
     return environment
@@ -105,11 +105,6 @@ def _environment() -> jinja2.Environment:
 def _unbroken(text: str) -> str:
     """The text with no-break spaces between numbers and their units."""
     return _UNITS.sub("\N{NO-BREAK SPACE}", text)
-
-
-def _percent(share: float) -> str:
-    """A share as an SVG length."""
-    return f"{100 * share:.3f}%"
 
 
 @functools.cache

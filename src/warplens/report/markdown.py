@@ -36,8 +36,7 @@ _INDENT = "\N{EM SPACE}"
 def render_markdown(document: Document, image: ImageAddress | None = None) -> str:
     """The whole document as Markdown.
 
-    Args:
-        image: maps a figure to the address of its image; None for SVG files in `images/`.
+    `image` maps a figure to the address of its image; None for SVG files in `images/`.
     """
     address = image or (lambda figure: f"images/{figure.id}.svg")
     return "\n\n".join(part for part in _document(document, 1, address) if part) + "\n"

@@ -137,9 +137,7 @@ def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
 def run_timeline(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Section | None:
     """The section with the common timeline; None if all ranks are in one file, which has a timeline of its own.
 
-    Args:
-        run: the diagnosis of the run.
-        profiles: its files, in the order in which they were diagnosed.
+    The profiles are the files of the run, in the order in which they were diagnosed.
     """
     if len({file for file, _ in run.origin.values()}) < 2:
         return None

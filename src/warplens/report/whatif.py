@@ -79,7 +79,8 @@ def panel(diagnosis: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dic
     """The data for the script of the panel, with numbers formatted as text."""
     ids = [id_ for change in what_if.changes if len(change.findings) == 1 for id_ in change.findings]
     remedies = {finding.id: finding.remedies[0] for finding in diagnosis.findings if finding.id in ids}
-    kinds = _kinds(what_if)
+    totals = _by_kind(what_if.busy_ns)  # the large ones have a part of their own in the bars
+    kinds = [kind for kind, time_ns in totals.items() if time_ns >= _SMALL * what_if.step_ns]
     longest = max(what_if.step_ns, *(change.step_ns for change in what_if.changes))
     return {
         "now": {
@@ -197,13 +198,8 @@ def _kind(label: str) -> tuple[str, str]:
     return fmt.category_title(label), category_fill(label)
 
 
-def _kinds(what_if: WhatIfs) -> list[tuple[str, str]]:
-    """The kinds of work with a part of their own in the bars, largest first."""
-    totals = _by_kind(what_if.busy_ns)
-    return [kind for kind, time_ns in totals.items() if time_ns >= _SMALL * what_if.step_ns]
-
-
 def _by_kind(busy_ns: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """The time of each kind of work, the largest first."""
     totals: dict[tuple[str, str], int] = {}
     for label, time_ns in busy_ns.items():
         totals[_kind(label)] = totals.get(_kind(label), 0) + time_ns

@@ -302,7 +302,6 @@ def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
     Args:
         cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null if unknown),
             `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
-        axis: name of the axis of the columns.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
@@ -326,7 +325,6 @@ def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
     Args:
         cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
             `variant_detail` for the tooltip.
-        axis: name of the axis of the columns.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:

@@ -42,10 +42,6 @@ MOST_POINTS: Final = 200
 #: Kernels labelled with their name; the others only with their number.
 _NAMED: Final = 6
 
-_RATE_LABEL: Final = (
-    "datum.value < 1e9 ? datum.value / 1e6 + ' M' : datum.value < 1e12 ? datum.value / 1e9 + ' G' : "
-    "datum.value < 1e15 ? datum.value / 1e12 + ' T' : datum.value / 1e15 + ' P'"
-)
 _PLAIN_LABEL: Final = (
     "datum.value < 1000 ? '' + datum.value : datum.value < 1e6 ? datum.value / 1000 + ' k' : datum.value / 1e6 + ' M'"
 )
@@ -257,6 +253,7 @@ def _log_label(units: tuple[tuple[str, str], ...]) -> str:
     return f"{branches}datum.value / {last_factor} + ' {last_unit}'"
 
 
+_RATE_LABEL = _log_label((("1e6", "M"), ("1e9", "G"), ("1e12", "T"), ("1e15", "P")))
 _TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
 _BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB"), ("1e12", "TB")))
 
@@ -298,7 +295,6 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
 
     Args:
         bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
-        x_title: title of the x axis.
     """
     series = bins.get_column("series").unique(maintain_order=True).to_list()
     marks: list[Mark] = [

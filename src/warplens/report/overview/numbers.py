@@ -144,8 +144,6 @@ def examine(
     """Run every analysis over the window.
 
     Args:
-        timeline: the profile.
-        window: the part of it to analyse.
         counters: a report of Nsight Compute on the same program, for the diagnosis.
         diagnosis: the diagnosis of the window, if it is computed already.
     """
@@ -350,9 +348,6 @@ def _idle(budgets: Sequence[TimeBudget]) -> str:
         causes.update(budget.gaps.totals)
     [(cause, time_ns)] = causes.most_common(1)
     return f"Of the {fmt.share(share)} idle, {fmt.share(time_ns / idle)} {_WHILE[cause]}."
-
-
-# --- `data` of `report.json`, schema `warplens.report/1` --------------------------------------------------------------
 
 
 def overview_data(numbers: Numbers) -> dict[str, Any]:
