@@ -135,7 +135,7 @@ def test_all_shipped_language_models_ran_with_the_same_batch():
 def test_the_demo_says_what_limits_each_profile_and_where_the_documents_are(tmp_path, warplens, monkeypatch):
     few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
     entries = [entry for entry in demo.shipped_profiles() if entry["file"] in few]
-    monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
+    monkeypatch.setattr(demo, "shipped_profiles", lambda: entries)
     monkeypatch.setattr(demo, "shipped_evidence", evidence)
 
     run = warplens("demo", "--output", tmp_path)

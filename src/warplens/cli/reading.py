@@ -164,14 +164,9 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
         for number, (path, share) in enumerate(zip(paths, shares, strict=True), start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             small = not path.is_file() or path.stat().st_size <= _LAUNCH_CONFIGURATION_BYTES
+            configured = launch_configuration or small
             try:
-                trace = read(
-                    path,
-                    progress=tell,
-                    launch_configuration=launch_configuration or small,
-                    share=share,
-                    gpu=State.gpu,
-                )
+                trace = read(path, progress=tell, launch_configuration=configured, share=share, gpu=State.gpu)
                 timelines.append(Timeline(trace))
                 read_paths.append(path)
             except UnreadableInputError as error:

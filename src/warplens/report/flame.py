@@ -90,7 +90,9 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     leaf, leaves = named_work(timeline, work, _LONGEST_NAME)
     contexts: list[tuple[str, str, list[_Paths]]] = []
     if timeline.has_operators:
-        operators = _operators(timeline, rows)
+        tree, launched_by = timeline.operators, timeline.places.part(rows).operator
+        names = timeline.trace.ranges["name"]
+        operators = _paths(names, tree.is_operator, tree.forest.parent, launched_by, "operator")
         if parts := _parts_of_program(timeline, rows):
             contexts.append(("program", "Modules and operators", [*parts, operators]))
         contexts.append(("operators", "Operators", [operators]))
@@ -134,12 +136,6 @@ def _annotations(timeline: Timeline, work: pl.DataFrame) -> _Paths:
     parents = timeline.forest.parent
     range_of_work = nearest(parents, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
     return _paths(ranges["name"], annotated, nearest(parents, annotated, parents), range_of_work, "range")
-
-
-def _operators(timeline: Timeline, rows: slice | Int64s) -> _Paths:
-    tree = timeline.operators
-    launched_by = timeline.places.part(rows).operator
-    return _paths(timeline.trace.ranges["name"], tree.is_operator, tree.forest.parent, launched_by, "operator")
 
 
 def _parts_of_program(timeline: Timeline, rows: slice | Int64s) -> list[_Paths]:

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import jinja2
 import polars as pl
@@ -143,7 +143,9 @@ def _packed(value: Any) -> str:
 
 
 def _theme_css() -> str:
-    light, dark = _variables("light"), _variables("dark")
+    light, dark = (
+        "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS)) for theme in get_args(Theme)
+    )
     return (
         f":root{{color-scheme:light;{light}}}"
         f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
@@ -152,10 +154,6 @@ def _theme_css() -> str:
         + "".join(f".d{depth}{{--depth:{depth}}}" for depth in range(25))
         + "\n"
     )
-
-
-def _variables(theme: Theme) -> str:
-    return "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS))
 
 
 def _table_view(table: Table) -> dict[str, Any]:

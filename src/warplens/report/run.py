@@ -86,10 +86,7 @@ def run_data(run: RunDiagnosis) -> dict[str, Any]:
         "headline_share": run.headline_share,
         "per_phase": [],
         "predictions": [],
-        "without_profiler": None,
-        "what_if": None,
-        "coverage": None,
-        "pace": None,
+        **dict.fromkeys(("without_profiler", "what_if", "coverage", "pace")),
         "ranks": [
             {
                 "rank": rank,

@@ -386,10 +386,10 @@ _CATEGORIES: Final = {
     "other": ("other kernels", "other"),
 }
 
+#: Display names of causes of idle time that differ from the key.
 _CAUSES: Final = {
     "launch": "waiting for a launch",
     "graph-launch": "waiting for a graph launch",
-    "synchronization": "synchronization",
     "refill": "refill after a synchronization",
     "allocation": "memory allocation",
     "blocking-copy": "blocking copy",

@@ -99,11 +99,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float =
     """Two or three sentences about the launching threads; none if no launching call was recorded.
 
     Where several threads launch, launches and the share of late work are those of all; the time per launch and its
-    parts are those of the one that launches the most.
-
-    Args:
-        steps: whether the window consists of steps.
-        busy_share: share of the window in which the GPU is busy.
+    parts are those of the one that launches the most. `steps` says whether the window consists of steps.
     """
     if pace is None:
         return
@@ -247,7 +243,6 @@ _EVIDENCE_WORDS: Final = {
     "profiler": "idle, held up by profiler",
     "readback": "exposed read-backs",
     "readbacks": "read-backs",
-    "recording": "recording",
     "repeated": "recomputed kernels",
     "rows": "rows per product",
     "saved": "expected saving",

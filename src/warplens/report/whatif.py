@@ -47,6 +47,11 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     what_if = diagnosis.what_if
     actions = {finding.id: finding.remedies[0].action for finding in diagnosis.findings if finding.remedies}
     unit = "step" if numbers.window.steps else "window"
+    rows = []
+    for change in what_if.changes:
+        together = " + ".join(actions[id_] for id_ in change.findings)
+        cells = (together, factor(change.expected), _range(change), fmt.duration(change.step_ns))
+        rows.append(ViewRow(_name(change), cells))
     yield View(
         id="what-if-view",
         kind="whatif",
@@ -55,18 +60,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         "the rest.",
         data=panel(diagnosis, what_if, numbers.capture.source, unit),
         heading=("With", "As fast", "90 % interval", f"{fmt.capitalised(unit)} after"),
-        rows=tuple(
-            ViewRow(
-                _name(change),
-                (
-                    " + ".join(actions[id_] for id_ in change.findings),
-                    factor(change.expected),
-                    _range(change),
-                    fmt.duration(change.step_ns),
-                ),
-            )
-            for change in what_if.changes
-        ),
+        rows=tuple(rows),
     )
     yield quiet(
         "Modelled, not measured: the host is as fast as expected without a profiler, and work that no remedy "

@@ -245,11 +245,6 @@ def _measure(
     _tell(measurements_of(content, output or Path("measurements")), report, form)
 
 
-_CheckOption = Annotated[
-    bool, flag("--check", "Hold what each kernel computes against float64, and time nothing; exit 1 if one is too far.")
-]
-
-
 def _check(
     settings: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
 ) -> None:
@@ -294,7 +289,8 @@ def _command(workload: str) -> Callable[..., None]:
         name: (Annotated[str | None, option(*metavar_and_help)], None) for name, metavar_and_help in settings.items()
     }
     if workload == "attention":
-        parameters["check"] = (_CheckOption, False)
+        meaning = "Hold what each kernel computes against float64, and time nothing; exit 1 if one is too far."
+        parameters["check"] = (Annotated[bool, flag("--check", meaning)], False)
     shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
     with_parameters(command, parameters | {given.name: (given.annotation, given.default) for given in shared})
     command.__doc__ = f"""{workload_named(workload).summary}

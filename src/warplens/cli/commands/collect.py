@@ -36,7 +36,7 @@ from warplens.collect.compute import (
     select_from_trace,
     select_kernels,
 )
-from warplens.collect.doctor import Diagnosis, examine_machine, missing
+from warplens.collect.doctor import examine_machine, missing
 from warplens.collect.machine import System, Tool, dotted, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.errors import UsageError
@@ -130,15 +130,12 @@ _MOST_LAUNCHES = 1000
 _MOST_CHOSEN = 50
 
 
-#: The profiler to use.
-Profiler: TypeAlias = Literal["nsys", "ncu", "torch"]
-
 #: Which phases of ncu to run.
 Phase: TypeAlias = Literal["both", "light", "targeted"]
 
 
 def collect(
-    profiler: Annotated[Profiler, argument("nsys|ncu|torch", "The profiler to use.")],
+    profiler: Annotated[Literal["nsys", "ncu", "torch"], argument("nsys|ncu|torch", "The profiler to use.")],
     program: Annotated[list[str], argument("-- CMD…", "The program and its arguments.")],
     output: Annotated[
         Path, option("DIR", "Folder for the profiles and manifest.json.", "--output", "-o", show_default=True)
@@ -255,7 +252,15 @@ def collect(
         raise typer.Exit(GATE_FAILED) from None
     if dry_run:
         return
-    _conclude(files, output, report=report)
+    print_lines(files)
+    # Of a recording and its export, the export is read, since it needs no nsys.
+    profiles = [path for path in files if path.suffix != ".nsys-rep"]
+    if report:
+        from warplens.cli.commands.report import report as write_report
+
+        write_report(profiles, output=output / "report")
+    else:
+        note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(output / 'report')])}")
 
 
 #: Options that apply to one profiler only.
@@ -431,18 +436,6 @@ def _from_light(report: Path) -> Selection:
     return select_kernels(summary["name"].cast(pl.String).to_list(), summary["total_ns"].cast(pl.Int64).to_list())
 
 
-def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
-    print_lines(files)
-    # Of a recording and its export, the export is read, since it needs no nsys.
-    profiles = [path for path in files if path.suffix != ".nsys-rep"]
-    if report:
-        from warplens.cli.commands.report import report as write_report
-
-        write_report(profiles, output=folder / "report")
-        return
-    note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(folder / 'report')])}")
-
-
 def doctor(
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", "-f", help="For people (table), or for programs (json).")
@@ -469,19 +462,15 @@ def doctor(
         checks = list(diagnosis.checks)
         print_json(envelope("doctor", None, {"checks": checks, "can": diagnosis.can, "works": diagnosis.works}))
     else:
-        _print_for_people(diagnosis)
+        name_width = max(len(check.name) for check in diagnosis.checks)
+        status_width = max(len(check.status) for check in diagnosis.checks)
+        lines = []
+        for check in diagnosis.checks:
+            lines.append(f"{check.status:<{status_width}}  {check.name:<{name_width}}  {one_line(check.found)}")
+            if check.fix:
+                lines.append(f"{'':{status_width + name_width + 4}}→ {one_line(check.fix)}")
+        with answering() as stdout:
+            stdout.write("\n".join(lines) + f"\n\n{one_line(diagnosis.works)}.\n")
     if lacking:
         complain(f"required, but not possible here: {', '.join(lacking)}")
         raise typer.Exit(GATE_FAILED)
-
-
-def _print_for_people(diagnosis: Diagnosis) -> None:
-    name_width = max(len(check.name) for check in diagnosis.checks)
-    status_width = max(len(check.status) for check in diagnosis.checks)
-    lines = []
-    for check in diagnosis.checks:
-        lines.append(f"{check.status:<{status_width}}  {check.name:<{name_width}}  {one_line(check.found)}")
-        if check.fix:
-            lines.append(f"{'':{status_width + name_width + 4}}→ {one_line(check.fix)}")
-    with answering() as stdout:
-        stdout.write("\n".join(lines) + f"\n\n{one_line(diagnosis.works)}.\n")

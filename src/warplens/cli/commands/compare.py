@@ -286,18 +286,12 @@ def _of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Ou
     part = Part(
         head=cells.cell_head(sweep), verdict=[cells.cell_answer(numbers)], tables=[cells.cell_table(numbers, 0)]
     )
+    sources, rows, limit = [side.files[0].name for side in sides], cells.cell_rows(numbers), options.fail_on
     return Outcome(
-        _answer(
-            [side.files[0].name for side in sides],
-            part,
-            numbers.notes,
-            cells.cell_rows(numbers),
-            lambda: cells.cell_data(numbers, options.fail_on),
-            options,
-        ),
+        _answer(sources, part, numbers.notes, rows, lambda: cells.cell_data(numbers, limit), options),
         document=lambda: cells.cell_document(numbers),
-        gate=[cells.cell_gate_line(numbers, options.fail_on)] if options.fail_on is not None else (),
-        failed=options.fail_on is not None and bool(numbers.regressions or numbers.broken),
+        gate=[cells.cell_gate_line(numbers, limit)] if limit is not None else (),
+        failed=limit is not None and bool(numbers.regressions or numbers.broken),
     )
 
 
@@ -309,18 +303,13 @@ def _of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcom
     comparison = _compared(side.files[0] for side in sides)
     head, *verdict = comparison_lines(comparison)
     part = Part(head=[head], verdict=verdict, tables=comparison_tables(comparison, limit=0))
+
+    def data() -> dict[str, Any]:
+        return {"kind": "counters", **comparison_data(comparison)}
+
     sources = [comparison.before, comparison.after]
-    return Outcome(
-        _answer(
-            sources,
-            part,
-            comparison.notes,
-            comparison.groups,
-            lambda: {"kind": "counters", **comparison_data(comparison)},
-            options,
-        ),
-        document=lambda: counter_document(comparison),
-    )
+    answer = _answer(sources, part, comparison.notes, comparison.groups, data, options)
+    return Outcome(answer, document=lambda: counter_document(comparison))
 
 
 def _compared(paths: Iterable[Path]) -> CountersComparison:

@@ -224,9 +224,16 @@ def roofline(
     A row is a group of launches of the same kernel with the same grid and block. Operations and bytes are counted, at
     each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
     """
-    _check_output(output, paths)
-    if output is not None and form != "table":
-        raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
+    if output is not None:
+        suffix = output.suffix.lower()
+        if suffix not in _CHARTS:
+            raise UsageError(f"{output.name}: a chart is written as {', '.join(_CHARTS)}; name such a file")
+        if suffix in _PICTURES and len(paths) > 1:
+            raise UsageError(f"{output.name}: a picture holds the chart of one report; name one, or write .html")
+        if not output.absolute().parent.is_dir():
+            raise UsageError(f"{output.name}: there is no folder {output.parent.name} to write it to")
+        if form != "table":
+            raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
     if State.gpu is not None:
         raise UsageError("roofline has no --gpu: its roofs are the report's. State others with --ceiling")
     ceilings = dict(map(_parse_ceiling, ceiling or ()))
@@ -255,19 +262,6 @@ def roofline(
     table = pl.concat(rows)
     sources = [capture.source for capture, _ in reports]
     emit(Answer("roofline", sources, parts, table, lambda: {"reports": roofs, "rows": table}, warnings), form)
-
-
-def _check_output(output: Path | None, paths: Sequence[Path]) -> None:
-    """Check the output before large reports are read."""
-    if output is None:
-        return
-    suffix = output.suffix.lower()
-    if suffix not in _CHARTS:
-        raise UsageError(f"{output.name}: a chart is written as {', '.join(_CHARTS)}; name such a file")
-    if suffix in _PICTURES and len(paths) > 1:
-        raise UsageError(f"{output.name}: a picture holds the chart of one report; name one, or write .html")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"{output.name}: there is no folder {output.parent.name} to write it to")
 
 
 def _parse_ceiling(text: str) -> tuple[str, float]:

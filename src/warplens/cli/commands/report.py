@@ -124,8 +124,8 @@ def write_reports(
         from warplens.report.counters.document import write_counters
 
         reports = reading.counter_numbers
-        with progress("writing the counters") as tell:
-            written += write_counters(reports, folder, formats, tell)
+        with progress("drawing the counters"):
+            written += write_counters(reports, folder, formats)
     return written
 
 
@@ -307,8 +307,7 @@ _SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk"
 def shipped_evidence(counters: Path | None = None) -> Evidence:
     """The evidence of the shipped measurements, profiles and policy.
 
-    Args:
-        counters: folder with reports of Nsight Compute on the same programs, which only the repository has.
+    `counters` is a folder with reports of Nsight Compute on the same programs, which only the repository has.
     """
     from warplens.readers.measurements import read_measurements
     from warplens.studies.policies.files import read_policy

@@ -293,8 +293,7 @@ def log_bins(durations_ns: pl.Series | Int64s, series: str, floor_ns: float = 1.
 def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
     """Histograms of durations: the share of events in each bin of a logarithmic axis.
 
-    Args:
-        bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
+    The bins are `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
     """
     series = bins.get_column("series").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
@@ -339,11 +338,8 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
 def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
     """Copies grouped by direction, size and bandwidth on a logarithmic grid.
 
-    Args:
-        copies: `direction`, `bytes`, `start_ns`, `end_ns`; copies without bytes or without duration are left out.
-
-    Returns:
-        `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
+    From `direction`, `bytes`, `start_ns`, `end_ns` of copies, without those that have no bytes or no duration, to
+    `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
     """
     duration = pl.col("end_ns") - pl.col("start_ns")
     return (
@@ -365,11 +361,7 @@ def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
 
 
 def bandwidth_chart(cells: pl.DataFrame) -> Chart:
-    """Bandwidth of copies against their size, both logarithmic; one dot per cell of `bandwidth_cells`.
-
-    Args:
-        cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
-    """
+    """Bandwidth of copies against their size, both logarithmic; one dot per cell of `bandwidth_cells`."""
     directions = cells.get_column("direction").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
         {

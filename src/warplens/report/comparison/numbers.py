@@ -15,6 +15,7 @@ from warplens.compare.decisions import Comparison, Regression, compare, regressi
 from warplens.compare.difference import Explanation, StepDifference, explanation, step_difference
 from warplens.compare.host import Side, SideLaunches, step_samples
 from warplens.compare.many import many_differences
+from warplens.compare.places import SAME_KERNELS_SHARE
 from warplens.compare.shift import Samples
 from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
@@ -28,9 +29,6 @@ from warplens.report.jsonout import named, window_data
 
 #: Notes on a comparison, and the note on a single file that says the same under another code.
 _SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}
-
-#: Repeats of one program launch about the same work; files that differ by more than this share are not repeats.
-_SAME_KERNELS_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +170,7 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
             )
             yield Note("typical-repeat", NoteLevel.INFO, text)
             counts = [file.work.height / file.repeats for file in side.files]
-            if max(counts) - min(counts) > _SAME_KERNELS_SHARE * float(np.median(counts)):
+            if max(counts) - min(counts) > SAME_KERNELS_SHARE * float(np.median(counts)):
                 text = (
                     f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
                     "they are not repeats of one program, so there is no verdict"

@@ -157,12 +157,11 @@ _DRAWN_SEGMENT: Final = 0.03
 #: cancel, and shares of the change (hundreds of percent) are left out.
 _OPPOSING: Final = 5.0
 
+#: Display names of groups that differ from the key.
 _GROUPS: Final = {
     "compute": "GPU work",
     "graph": "CUDA graphs",
-    "communication": "communication",
     "copy": "copies",
-    "idle": "idle",
 }
 
 _PART_COLUMNS: Final = pick(PARTS, column("title"), "baseline_ns variant_ns change_ns share")

@@ -42,14 +42,9 @@ def coverage_tables(joined: Joined, limit: int | None = 15, at: str = "") -> Ite
     coverage = joined.coverage
     empty = "No kernel in the window."
     yield Table(f"{at}coverage", "Coverage of the window", _COVERED, coverage.groups, limit, empty=empty)
-    yield Table(
-        f"{at}ranking",
-        "What the window's kernel time could lose at most, if a kernel ran at its roof",
-        _RANKED,
-        coverage.ranking,
-        limit,
-        empty="No kernel of the window was profiled with its grid and block.",
-    )
+    caption = "What the window's kernel time could lose at most, if a kernel ran at its roof"
+    empty = "No kernel of the window was profiled with its grid and block."
+    yield Table(f"{at}ranking", caption, _RANKED, coverage.ranking, limit, empty=empty)
     if coverage.unmatched.height:
         yield Table(f"{at}unmatched", "Profiled, but not in the window", _UNMATCHED, coverage.unmatched, limit)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -443,15 +443,10 @@ def _report(numbers: CounterNumbers) -> dict[str, Any]:
 
 
 def write_counters(
-    reports: Sequence[CounterNumbers],
-    folder: Path,
-    formats: Collection[ReportFormat] = REPORT_FORMATS,
-    progress: Callable[[str], None] = lambda _: None,
+    reports: Sequence[CounterNumbers], folder: Path, formats: Collection[ReportFormat] = REPORT_FORMATS
 ) -> list[Path]:
     """Write one document on all reports as `counters.html`, `counters.md` and `counters.json`; return these files."""
     comparisons = compared_with_first(reports)
-    if set(formats) - {"json"}:
-        progress("drawing the counters")
     document = counters_document(reports, comparisons)
     return write_document(document, folder, formats, "counters", lambda: counters_json(reports, comparisons))
 

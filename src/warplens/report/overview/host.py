@@ -224,17 +224,8 @@ def allocator(numbers: Numbers) -> Iterator[Block]:
     yield Paragraph(_allocator_sentence(uses[0]))
     for use in uses[:_MOST_DEVICES]:
         yield from _device_memory(numbers, use, recorded)
-    rows = pl.DataFrame(
-        [
-            {
-                **vars(use),
-                "title": _device_title(use),
-                "idle_bytes": use.idle_bytes,
-                "peak_time_ns": use.peak_ns - window.start_ns,
-            }
-            for use in uses
-        ]
-    )
+    rows = pl.DataFrame([{**vars(use), "title": _device_title(use), "idle_bytes": use.idle_bytes} for use in uses])
+    rows = rows.with_columns(peak_time_ns=pl.col("peak_ns") - window.start_ns)
     columns = pick(
         MEMORY_USE,
         _MEMORY_TITLE,

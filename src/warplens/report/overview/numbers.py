@@ -356,6 +356,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
     Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Values not recorded are null.
     """
     capture, operators, work, allocated = numbers.capture, numbers.operators, numbers.work, numbers.allocations
+    moments = numbers.diagnosis.moments if numbers.diagnosis else ()
     return {
         "source": capture.source,
         "answer": answer(numbers),
@@ -380,9 +381,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         },
         "headroom": headroom_data(numbers.headroom),
         "strips": strips_data(numbers.budgets, numbers.headroom, numbers.window),
-        "timeline": timeline_data(
-            numbers.timeline, numbers.window, numbers.diagnosis.moments if numbers.diagnosis else ()
-        ),
+        "timeline": timeline_data(numbers.timeline, numbers.window, moments),
         "steps": {"rows": numbers.steps, **rhythm_data(numbers.timeline.steps)},
         "phases": {"rows": numbers.phases},
         "kernels": {"rows": numbers.kernels},
