@@ -118,7 +118,7 @@ def test_profiles_of_one_cell_are_no_grid_unless_asked_for(grid_folder, tmp_path
 
 
 def test_every_profile_of_the_index_is_shipped():
-    entries = demo._shipped_profiles()
+    entries = demo.shipped_profiles()
 
     assert len(entries) > len(demo._ALSO_IN_REPORT)
     assert all((demo._CAPTURES / entry["file"]).is_file() for entry in entries)
@@ -127,15 +127,15 @@ def test_every_profile_of_the_index_is_shipped():
 
 
 def test_all_shipped_language_models_ran_with_the_same_batch():
-    workloads = [entry["workload"] for entry in demo._shipped_profiles() if "model" in entry]
+    workloads = [entry["workload"] for entry in demo.shipped_profiles() if "model" in entry]
 
     assert all(f"batch {demo._BATCH}," in workload for workload in workloads)
 
 
 def test_the_demo_says_what_limits_each_profile_and_where_the_documents_are(tmp_path, warplens, monkeypatch):
     few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
-    entries = [entry for entry in demo._shipped_profiles() if entry["file"] in few]
-    monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
+    entries = [entry for entry in demo.shipped_profiles() if entry["file"] in few]
+    monkeypatch.setattr(demo, "shipped_profiles", lambda: entries)
     monkeypatch.setattr(demo, "shipped_evidence", evidence)
 
     run = warplens("demo", "--output", tmp_path)

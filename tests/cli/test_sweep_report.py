@@ -13,7 +13,7 @@ import pytest
 from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
-from warplens.cli.commands.sweep import listed_profiles, report_sweep
+from warplens.cli.commands.sweep import listed_profiles, sweep_report
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.sweeps.document import _thresholds
 from warplens.studies.sweeps.words import interval_text, speedup_text
@@ -34,7 +34,7 @@ def asked(capsysbinary):
     """Standard output and standard error of a report."""
 
     def run(path, baseline=None, variant=None, output=None, form="table", **options):
-        report_sweep(path, baseline, variant, output, form, **options)
+        sweep_report(path, baseline, variant, output=output, form=form, **options)
         out, err = capsysbinary.readouterr()
         return out.decode(), err.decode()
 
@@ -46,7 +46,7 @@ def h200(tmp_path_factory):
     """The report on the H200's grid, written to a folder."""
     folder = tmp_path_factory.mktemp("h200")
     with resources.as_file(TOKENS) as path:
-        report_sweep(path, None, None, folder, "table")
+        sweep_report(path, output=folder)
     return folder
 
 
@@ -130,7 +130,7 @@ def test_a_profile_of_no_cell_is_left_out_and_named(asked, small, tmp_path):
 
 def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path):
     with pytest.raises(UsageError, match="confidence lies between"):
-        asked(small, level=5.0)
+        asked(small, level="5%")
     with pytest.raises(UsageError, match="there is no setting 'kind'"):
         asked(small, baseline="kind=a")
     with pytest.raises(UnreadableInputError, match="no file in it is named after a cell"):
@@ -187,7 +187,7 @@ def test_a_model_whose_sides_do_not_cross_says_which_is_ahead(answer, said):
 
 def test_a_confidence_close_to_one_is_not_rounded_to_it(asked):
     with resources.as_file(TOKENS) as path:
-        assert "intervals of 99.99 % for all points" in asked(path, level=0.9999)[0]
+        assert "intervals of 99.99 % for all points" in asked(path, level="0.9999")[0]
 
 
 def test_a_tiny_speedup_is_not_printed_as_nothing():

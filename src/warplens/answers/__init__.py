@@ -121,10 +121,7 @@ def diagnose_selection(
 ) -> DiagnosisAnswer:
     """`diagnose` for a selected window.
 
-    Args:
-        selection: profile and window.
-        counters: a report of hardware counters on the same program.
-        together: changes to predict together, in addition to single ones.
+    `together` are changes to predict together, in addition to single ones.
     """
     from dataclasses import replace
 
@@ -175,13 +172,7 @@ def _diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnsw
 
 
 def run_answer(diagnosis: RunDiagnosis, sources: tuple[str, ...], problems: tuple[str, ...] = ()) -> RunAnswer:
-    """The answer on the ranks of a run.
-
-    Args:
-        diagnosis: of the run.
-        sources: the names of the files that were used.
-        problems: errors of the others, one line each.
-    """
+    """The answer on the ranks of a run, with the names of the files that were used, and the errors of the others."""
     from warplens.answers.results import RunAnswer
     from warplens.report.ranks import answer, facts, wait_table
     from warplens.report.run import by_itself_table, run_data, run_frame
@@ -452,13 +443,9 @@ def ranks_answer(
     problems: tuple[str, ...] = (),
     diagnose: Callable[[], RunAnswer] | None = None,
 ) -> RanksAnswer:
-    """The answer on the ranks of a run.
+    """The answer on the ranks of a run, with the names of the files that were used, and the errors of the others.
 
-    Args:
-        result: the analysis across ranks.
-        sources: the names of the files that were used.
-        problems: errors of the others, one line each.
-        diagnose: diagnoses the run, when its findings are requested.
+    `diagnose` is called when the findings of the run are requested.
     """
     from warplens.answers.results import RanksAnswer
     from warplens.report.ranks import answer, facts, limiting_notes, rank_rows, ranks_data, terminal_tables

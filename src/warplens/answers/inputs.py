@@ -219,11 +219,7 @@ def _each(profile: Profile, function: str) -> list[Timeline]:
 
 
 def _live(profiler: LiveProfile) -> Trace:
-    """The trace of a profiler, read from the file that it writes.
-
-    Raises:
-        UsageError: it has recorded nothing, or has exported its trace already.
-    """
+    """The trace of a profiler, read from the file that it writes."""
     if profiler in _exported:
         return _exported[profiler]
     with tempfile.TemporaryDirectory(prefix="warplens-") as folder:
@@ -293,22 +289,16 @@ def _same_recording(before: Side, after: Side) -> bool:
 
 
 def _check_times(side: Side, source: str) -> None:
-    """Check that steps, or the window without steps, have a duration.
-
-    Raises:
-        MissingDataError: a step, or the window without steps, takes no time.
-    """
+    """Check that steps, or the window without steps, have a duration."""
     from warplens.compare.host import step_samples
 
     try:
         step_samples(side)
     except UsageError as error:
-        cause = error
-    else:
-        return
-    if side.window.range_name is not None:
-        text = f"{source}: no GPU work of range {side.window.range_name!r} is in its window"
-        raise MissingDataError(text) from cause
-    if side.has_steps:
-        raise MissingDataError(f"{source}: a step in its window takes no time: choose another window (--window)")
-    raise MissingDataError(f"{source}: nothing in it takes any time, so that there is nothing to compare")
+        if side.window.range_name is not None:
+            reason = f"no GPU work of range {side.window.range_name!r} is in its window"
+        elif side.has_steps:
+            reason = "a step in its window takes no time: choose another window (--window)"
+        else:
+            reason = "nothing in it takes any time, so that there is nothing to compare"
+        raise MissingDataError(f"{source}: {reason}") from error

@@ -41,13 +41,9 @@ def head(selection: Selection) -> list[str]:
 
 
 def select(path: Path, window: str, range_name: str | None, *, launch_configuration: bool = False) -> Selection:
-    """Read one profile and find the window in it.
+    """Read one profile, or the only one of a folder, and find the window in it.
 
-    Args:
-        path: a profile, or a folder that holds exactly one.
-        window: as `Timeline.window` understands it.
-        range_name: only work launched inside ranges of this name; None for all.
-        launch_configuration: whether to read grids and blocks of kernels, which takes longer.
+    Grids and blocks of kernels (`launch_configuration`) take longer to read.
 
     Raises:
         UsageError: the folder holds several profiles, the window lies outside the profile, or there is no such range.
@@ -188,13 +184,7 @@ class Answer:
 
 
 def answered(answer: FromPython, part: Part, most: int | None) -> Answer:
-    """The answer of the Python interface as the answer of its command.
-
-    Args:
-        answer: of the Python interface.
-        part: displayed content, to which notes and tables are added.
-        most: rows to print, None for all.
-    """
+    """The answer of the Python interface as that of its command, with notes and at most so many rows of its tables."""
     rows = answer.frame if most is None else answer.frame.head(most)
     part = replace(part, notes=note_lines(answer.notes), tables=limited(answer.tables, most))
     source = answer.source if isinstance(answer.source, str) else list(answer.source)

@@ -67,9 +67,7 @@ def complain(text: object) -> None:
 def end_with(problems: Iterable[object], noun: str) -> None:
     """Report files that could not be read, and exit with `UNUSABLE` if there are any.
 
-    Args:
-        problems: one message per file.
-        noun: the result for the other profiles: `report` or `answer`.
+    `noun` is the result for the other profiles: `report` or `answer`.
     """
     problems = list(problems)
     for problem in problems:
@@ -94,11 +92,7 @@ def note(text: object, *, always: bool = False) -> None:
 def progress(activity: str) -> Iterator[Callable[[str], None]]:
     """Show the activity if it takes longer than `_SILENT_S` and standard error is a terminal.
 
-    Args:
-        activity: e.g. `reading profile.sqlite`.
-
-    Yields:
-        A function that changes the activity.
+    Yields a function that changes the activity.
     """
     if State.quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
@@ -191,15 +185,13 @@ def answering() -> Iterator[TextIO]:
 
 
 def guarded(run: Callable[[], Any], *, debug: bool) -> int:
-    """Execute a run and turn every outcome into an exit code.
+    """Execute a run and turn every outcome into an exit code: its own, or that of success for anything else it returns.
 
-    Args:
-        run: returns an exit code or anything else for success.
-        debug: print the traceback of a failure before its line.
+    With `debug`, the traceback of a failure is printed before its line.
     """
     start_afresh()
     try:
-        check_environment()
+        _check_environment()
         code = run()
         if code == INTERRUPTED:  # newer versions of Typer return this for Ctrl-C
             complain("interrupted")
@@ -239,12 +231,8 @@ def end_in_order() -> None:
         signal.signal(signal.SIGTERM, terminate)
 
 
-def check_environment() -> None:
-    """Check environment variables with which libraries would fail later with messages of their own.
-
-    Raises:
-        UsageError: names the variable and its allowed values.
-    """
+def _check_environment() -> None:
+    """Check environment variables with which libraries would fail later with messages of their own."""
     threads = os.environ.get("POLARS_MAX_THREADS", "1")
     if not (threads.isascii() and threads.isdigit() and 0 < int(threads[:9]) <= _MOST_THREADS):
         raise UsageError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -141,14 +142,7 @@ def flag(name: str, meaning: str) -> Any:
 
 
 def words_option(*names: str, words: Sequence[str], meaning: str, several: bool = False) -> Any:
-    """An option whose value is one of these words, checked before any profile is read.
-
-    Args:
-        names: names of the option (`--by`).
-        words: allowed values.
-        meaning: help text.
-        several: whether several values may be given, separated by commas.
-    """
+    """An option whose value is one of these words, or `several` joined by commas; checked before a profile is read."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
@@ -163,6 +157,15 @@ def group_by(*keys: str, several: bool = False) -> Any:
     """The `--by` option of a table that can be grouped by these keys, or by several of them at once."""
     joined = f"; several may be joined: {keys[0]},{keys[1]}" if several else ""
     return words_option("--by", words=keys, meaning=f"What a row stands for{joined}.", several=several)
+
+
+def with_parameters(command: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a function of keywords these parameters (annotation and default), of which Typer makes its options."""
+    command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in parameters.items()
+    ])  # fmt: skip
 
 
 def _only(words: Sequence[str], several: bool) -> Callable[[str], str]:

@@ -132,12 +132,9 @@ def read_all(
 
 
 def examined(reading: Reading, diagnoses: Sequence[Diagnosis] = ()) -> list[Numbers]:
-    """Every analysis of every profile, joined with counters.
-
-    Args:
-        reading: the profiles.
-        diagnoses: the diagnosis of each profile, if they are computed already.
-    """
+    """Every analysis of every profile, joined with counters; with the diagnoses, if they are computed already."""
+    if not reading.profiles.timelines:
+        return []
     from warplens.report.overview.numbers import examine
 
     with progress("analysing") as tell:
@@ -157,7 +154,6 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
     """Read all profiles; one that cannot be read does not stop the others.
 
     Args:
-        paths: files.
         launch_configuration: whether to read grids and blocks of large files, too, to match kernels with counters.
         steady: whether only steady steps are needed, so that a part of a single profile suffices if memory is short.
     """
@@ -168,14 +164,9 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
         for number, (path, share) in enumerate(zip(paths, shares, strict=True), start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             small = not path.is_file() or path.stat().st_size <= _LAUNCH_CONFIGURATION_BYTES
+            configured = launch_configuration or small
             try:
-                trace = read(
-                    path,
-                    progress=tell,
-                    launch_configuration=launch_configuration or small,
-                    share=share,
-                    gpu=State.gpu,
-                )
+                trace = read(path, progress=tell, launch_configuration=configured, share=share, gpu=State.gpu)
                 timelines.append(Timeline(trace))
                 read_paths.append(path)
             except UnreadableInputError as error:
@@ -184,12 +175,11 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
 
 
 def _read_counter_reports(paths: Sequence[Path]) -> tuple[list[KernelCounters], list[UnreadableInputError]]:
-    reports: list[KernelCounters] = []
-    unreadable: list[UnreadableInputError] = []
     if not paths:
-        return reports, unreadable
+        return [], []
     from warplens.analysis.counters.speedoflight import OPCODES
 
+    reports, unreadable = [], []
     for path in paths:
         with progress(f"reading {path.name}") as tell:
             try:

@@ -290,7 +290,10 @@ def explanation(difference: StepDifference) -> Explanation:
         for cause, amount in sorted(amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
         if amount
     )
-    direction = _direction(difference)
+    ratio = difference.wall.ratio
+    direction: Literal["slower", "faster", "same"] = "same"
+    if ratio is not None and abs(ratio - 1) > SAME_MARGIN:
+        direction = "slower" if ratio > 1 else "faster"
     agreeing = (part for part in contributions if part.share is not None and part.share > 0)
     main = next(agreeing, None) if direction != "same" else None
     launches = difference.launches
@@ -300,7 +303,7 @@ def explanation(difference: StepDifference) -> Explanation:
         direction=direction,
         share=main.share if main else None,
         change_ns=float(change),
-        ratio=difference.wall.ratio,
+        ratio=ratio,
         gpu_change_share=difference.wall.gpu_change_share,
         launches_change=launches.kernels_change,
         calls_change=launches.calls_change,
@@ -313,13 +316,6 @@ def explanation(difference: StepDifference) -> Explanation:
         variant_bound=launches.variant.bound,
         contributions=contributions,
     )
-
-
-def _direction(difference: StepDifference) -> Literal["slower", "faster", "same"]:
-    ratio = difference.wall.ratio
-    if ratio is None or abs(ratio - 1) <= SAME_MARGIN:
-        return "same"
-    return "slower" if ratio > 1 else "faster"
 
 
 def _amounts(difference: StepDifference) -> dict[str, Fraction]:

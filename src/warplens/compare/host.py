@@ -118,22 +118,17 @@ class LaunchChange:
     @property
     def issue_change_ns(self) -> float | None:
         """Change of the host time of launches per step."""
-        if self.baseline.issue_ns is None or self.variant.issue_ns is None:
-            return None
-        return self.variant.issue_ns - self.baseline.issue_ns
+        return _difference(self.variant.issue_ns, self.baseline.issue_ns)
 
     @property
     def added_cost_ns(self) -> float | None:
         """Host time per step of added launches minus that of removed launches."""
-        if self.added_host_ns is None or self.removed_host_ns is None:
-            return None
-        return self.added_host_ns - self.removed_host_ns
+        return _difference(self.added_host_ns, self.removed_host_ns)
 
     @property
     def pace_cost_ns(self) -> float | None:
         """Change of the host time per step of the launches on both sides."""
-        change, added = self.issue_change_ns, self.added_cost_ns
-        return None if change is None or added is None else change - added
+        return _difference(self.issue_change_ns, self.added_cost_ns)
 
     @property
     def added_ns_per_launch(self) -> float | None:
@@ -144,6 +139,10 @@ class LaunchChange:
     def removed_ns_per_launch(self) -> float | None:
         """Mean host time of a removed kernel launch; None if there are none."""
         return self.removed_host_ns / self.removed if self.removed_host_ns is not None and self.removed else None
+
+
+def _difference(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first - second
 
 
 def launch_change(

@@ -240,8 +240,8 @@ _HIDDEN_SHARE: Final = 0.01
 #: If less than this share of the kernel time is matched by name, the sides run different programs.
 _MATCHED_SHARE: Final = 0.5
 
-#: Steps are unequal if their number of kernels differs by more than this share of the median.
-_SAME_KERNELS_SHARE: Final = 0.05
+#: Steps, and files of repeats, are unequal if their number of kernels differs by more than this share of the median.
+SAME_KERNELS_SHARE: Final = 0.05
 
 
 def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels: KernelChanges) -> tuple[Note, ...]:
@@ -367,7 +367,7 @@ def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[No
         if len(side.window.steps) < 2:
             continue
         counts = np.bincount(side.step_of_work, minlength=side.repeats)
-        if counts.max() - counts.min() > _SAME_KERNELS_SHARE * max(float(np.median(counts)), 1.0):
+        if counts.max() - counts.min() > SAME_KERNELS_SHARE * max(float(np.median(counts)), 1.0):
             text = (
                 f"{side.name}: its steps launch {counts.min()} to {counts.max()} pieces of work; a mean step "
                 "represents none of them"

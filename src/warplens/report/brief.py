@@ -53,12 +53,7 @@ class Line:
 
 
 def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
-    """A diagnosis in five lines, and a line for each caution.
-
-    Args:
-        diagnosis: the diagnosis of a profile or of a run of several ranks.
-        commands: commands to suggest next.
-    """
+    """A diagnosis in five lines, a line for each caution, and the commands to run next."""
     return tuple(_lines(diagnosis, commands))
 
 
@@ -86,12 +81,8 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iter
         more := [finding for finding in diagnosis.findings[1:] if finding.gain]
     ):
         # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
-        yield Line(
-            "also",
-            " · ".join(
-                f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}" for finding in more
-            ),
-        )
+        also = (f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}" for finding in more)
+        yield Line("also", " · ".join(also))
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(diagnosis)}.")
     yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
     if commands:
@@ -133,10 +124,7 @@ def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tupl
     if verdict.id == GraphOpaque.id:
         return "Not known", f"what the graphs run was not recorded{'' if best_other is None else f'; {from_others}'}"
     if verdict.id == BelowRoof.id and 0 < (at_roofs := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
-        return (
-            f"Up to {factor(1 / at_roofs)}",
-            f"{headroom_words(verdict)} (modelled); {from_others}",
-        )
+        return f"Up to {factor(1 / at_roofs)}", f"{headroom_words(verdict)} (modelled); {from_others}"
     if verdict.id == PaddedWork.id:
         return "Not known", f"how much of the work is padding is not recorded; {from_others}"
     if not is_known(verdict):
@@ -186,31 +174,23 @@ def cautions(notes: Iterable[Note]) -> Iterator[Line]:
         yield Line("caution", f"{fmt.plural(more, 'more caution')} in the report.", "warning")
 
 
-# --- The same words on the first screen of a page --------------------------------------------------------------------
-
-
 def answer_block(diagnosis: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
-    """The first screen of a report on a diagnosis.
+    """The first screen of a report on a diagnosis; `at` prefixes every id.
 
-    Args:
-        strips: the time by parts; left out if the profile is incomplete.
-        at: prefix of every id.
+    The strips (the time by parts) are left out if the profile is incomplete.
     """
     verdict, others = diagnosis.findings[0], diagnosis.findings[1:]
     remedy = verdict.remedies[0] if verdict.remedies else None
     others_with_gain = [
         finding for finding in others if finding.id != _INCOMPLETE and not rule(finding.id).describes and finding.gain
     ]
-    has_gain = not rule(verdict.id).describes and verdict.gain is not None
     limiting = _limiting(note for note in diagnosis.notes if note.text != verdict.title)
-    gain, unit, gain_range = (
-        factor(verdict.gain),
-        f" {verdict.gained.removesuffix(' without it')}",
-        _range(diagnosis, verdict),
-    )
-    if not has_gain:
+    if rule(verdict.id).describes or verdict.gain is None:
         gain, gain_range = _without_gain(diagnosis, verdict)
         unit = ""
+    else:
+        gain, gain_range = factor(verdict.gain), _range(diagnosis, verdict)
+        unit = f" {verdict.gained.removesuffix(' without it')}"
     is_complete = verdict.id != _INCOMPLETE
     return Answer(
         id=f"{at}answer",
@@ -281,9 +261,6 @@ def lines_of(answer: Answer) -> Iterator[Line]:
         text = " ".join(fmt.sentence(part) for part in (answer.do, answer.brings) if part)
         yield Line("do", text, code=ways(answer.code) if answer.code else ())
     yield from cautions(answer.notes)
-
-
-# --- Several profiles -------------------------------------------------------------------------------------------------
 
 
 _COLUMNS: Final = (

@@ -56,6 +56,11 @@ class KeyFigures:
 
     figures: tuple[KeyFigure, ...]
 
+    @classmethod
+    def of(cls, *figures: KeyFigure) -> KeyFigures:
+        """A row of these figures."""
+        return cls(figures)
+
 
 def pick(table: schema.Table, *parts: str | Column, **titles: str) -> tuple[Column, ...]:
     """Columns of a result to display, in this order.

@@ -79,9 +79,7 @@ class _Paths:
 def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     """The views that the profile has data for, the most informative first; none without GPU work.
 
-    Args:
-        timeline: the profile.
-        window: only work that begins inside it counts.
+    Only work that begins inside the window counts.
     """
     rows = timeline.work_rows_in(window)
     work = (
@@ -92,7 +90,9 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     leaf, leaves = named_work(timeline, work, _LONGEST_NAME)
     contexts: list[tuple[str, str, list[_Paths]]] = []
     if timeline.has_operators:
-        operators = _operators(timeline, rows)
+        tree, launched_by = timeline.operators, timeline.places.part(rows).operator
+        names = timeline.trace.ranges["name"]
+        operators = _paths(names, tree.is_operator, tree.forest.parent, launched_by, "operator")
         if parts := _parts_of_program(timeline, rows):
             contexts.append(("program", "Modules and operators", [*parts, operators]))
         contexts.append(("operators", "Operators", [operators]))
@@ -113,12 +113,7 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
 def _paths(names: pl.Series, wanted: Bools, parent: Int64s, of_work: Int64s, kind: str) -> _Paths:
     """The tree of the names of the `wanted` rows of a table, with the node of each work item.
 
-    Args:
-        names: the name of each row.
-        wanted: for each row, whether it is part of the tree.
-        parent: for each row, the row of its parent.
-        of_work: for each work item, the row that it belongs to.
-        kind: of the tree.
+    `parent` is the row of each row's parent, and `of_work` the row that each work item belongs to.
     """
     texts = [_plain(text) for text in name_categories(names)]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
@@ -141,12 +136,6 @@ def _annotations(timeline: Timeline, work: pl.DataFrame) -> _Paths:
     parents = timeline.forest.parent
     range_of_work = nearest(parents, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
     return _paths(ranges["name"], annotated, nearest(parents, annotated, parents), range_of_work, "range")
-
-
-def _operators(timeline: Timeline, rows: slice | Int64s) -> _Paths:
-    tree = timeline.operators
-    launched_by = timeline.places.part(rows).operator
-    return _paths(timeline.trace.ranges["name"], tree.is_operator, tree.forest.parent, launched_by, "operator")
 
 
 def _parts_of_program(timeline: Timeline, rows: slice | Int64s) -> list[_Paths]:

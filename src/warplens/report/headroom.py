@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -23,20 +23,22 @@ from warplens.report.questions.time import titled_parts
 from warplens.report.text import category_title, cause_title
 from warplens.report.theme import part_fill
 
-#: Names of the levels of the waterfall: what each step down removes, and what is left.
+
+class _Level(NamedTuple):
+    """A level of the waterfall: what a step down removes, or what is left."""
+
+    name: str
+    meaning: str
+    fill: str  # colour token in the strip
+    after: str = ""  # words for the time without it
+
+
 _LEVELS: Final = {
-    "idle": "idle",
-    "roof": "below roof",
-    "avoidable": "avoidable",
-    "precision": "precision",
-    "limit": "limit",
-}
-_LEVEL_MEANINGS: Final = {
-    "idle": "the GPU computes nothing",
-    "roof": "time above the practical roof of the same work",
-    "avoidable": "avoidable work",
-    "precision": "cost of a format other than the tensor cores' own",
-    "limit": "what is left",
+    "idle": _Level("idle", "the GPU computes nothing", "idle-1", "without idle time"),
+    "roof": _Level("below roof", "time above the practical roof of the same work", "idle-3", "at practical roofs"),
+    "avoidable": _Level("avoidable", "avoidable work", "idle-5", "without avoidable work"),
+    "precision": _Level("precision", "cost of a format other than the tensor cores' own", "softmax", "at the limit"),
+    "limit": _Level("limit", "what is left", "gemm"),
 }
 _PARTS: Final = {
     "exposed-communication": "exposed communication",
@@ -48,8 +50,6 @@ _PARTS: Final = {
     "fusion": "passes that fusion makes one",
     "small-work": "kernels too small for the GPU",
 }
-#: Colour tokens of the levels in the strip, from the limit upwards.
-_LEVEL_FILLS: Final = {"precision": "softmax", "avoidable": "idle-5", "roof": "idle-3", "idle": "idle-1"}
 #: A chart names at most this many parts per level, of at least this share of the step; the others are one bar.
 _MOST_BARS_OF_LEVEL: Final = 3
 _SMALLEST_BAR_SHARE: Final = 0.01
@@ -72,15 +72,19 @@ def _unit(headroom: Headroom) -> str:
     return "step" if headroom.steps else "window"
 
 
+def _times_after(headroom: Headroom) -> Iterator[str]:
+    """The time after each step down, in words."""
+    for step in STEPS_DOWN[:-1]:
+        yield f"{fmt.duration(headroom.per_step(headroom.after(step)))} {_LEVELS[step].after}"
+
+
 def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     """The headroom in sentences: levels, roofs, share of known work, utilisation and throughput.
 
-    Args:
-        headroom: of one GPU.
-        program: name of the trace that told the work of equal kernels, if one did.
+    `program` is the name of the trace that told the work of equal kernels, if one did.
     """
     unit = _unit(headroom)
-    down = " → ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
+    down = " → ".join(_times_after(headroom))
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
     if headroom.roofs is None:
@@ -116,15 +120,8 @@ def _rates(headroom: Headroom) -> Iterator[str]:
         yield f"products of few rows read {size} of weights per {unit}: at least {time}"
 
 
-_DOWN: Final = (
-    ("idle", "without idle time"),
-    ("roof", "at practical roofs"),
-    ("avoidable", "without avoidable work"),
-    ("precision", "at the limit"),
-)
-
-
-_PART_COLUMNS: Final = pick(PARTS, "level part step_ns share how confidence owners")
+_SHOWN_OF_PART: Final = "level part step_ns share how confidence owners"
+_PART_COLUMNS: Final = pick(PARTS, _SHOWN_OF_PART)
 _GROUP_COLUMNS: Final = pick(
     GROUPS,
     GROUPS.column("name").but(full="kernel"),
@@ -138,7 +135,7 @@ def parts_table(headroom: Headroom) -> Table:
     """The parts of the headroom, from the measured time down, and their sum."""
     keys = headroom.parts.select("level", "part").rows()
     shown = headroom.parts.select(
-        pl.Series("level", [_LEVELS[level] for level, _ in keys], dtype=pl.String),
+        pl.Series("level", [_LEVELS[level].name for level, _ in keys], dtype=pl.String),
         pl.Series("part", [headroom_part_title(*key) for key in keys], dtype=pl.String),
         "step_ns", "share", "how", "confidence", pl.col("owners").list.first(),
     )  # fmt: skip
@@ -150,11 +147,7 @@ def parts_table(headroom: Headroom) -> Table:
     whole = float(headroom.steps).is_integer()
     one = "the only step" if headroom.steps == 1 else f"one of {counted}"
     unit = (one if whole else f"one step, the mean of {counted}") if headroom.steps else "the window"
-    columns = (
-        _PART_COLUMNS
-        if headroom.steps
-        else tuple(column.but(title="Time") if column.name == "step_ns" else column for column in _PART_COLUMNS)
-    )
+    columns = _PART_COLUMNS if headroom.steps else pick(PARTS, _SHOWN_OF_PART, step_ns="Time")
     caption = f"GPU {headroom.device}: headroom of {unit}, {fmt.duration(headroom.per_step(headroom.duration_ns))}"
     return Table(f"headroom-{headroom.device}", caption, columns, pl.concat([shown, total]), limit=None)
 
@@ -231,16 +224,16 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
     limit = headroom.after("precision")
     unknown = int(headroom.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
     levels = [
-        ("needed for the same work", limit - unknown, "gemm", _LEVEL_MEANINGS["limit"]),
+        ("needed for the same work", limit - unknown, _LEVELS["limit"].fill, _LEVELS["limit"].meaning),
         ("work not known, as measured", unknown, "other", "no model says what this work needs"),
     ]
     exposed = int(headroom.parts.filter(pl.col("part").str.starts_with("exposed-"))["time_ns"].sum())
-    for level, fill in _LEVEL_FILLS.items():
+    for level in reversed(STEPS_DOWN[:-1]):
         removed = int(headroom.parts.filter(pl.col("level") == level)["time_ns"].sum())
         # This level includes exposed transfers, which the budget's strip counts as busy: "idle" would not match it.
         transfers = level == "idle" and exposed / total_ns >= _SMALLEST_SEGMENT_SHARE
-        name = "idle or only transferring" if transfers else _LEVELS[level]
-        levels.append((name, removed, fill, _LEVEL_MEANINGS[level]))
+        name = "idle or only transferring" if transfers else _LEVELS[level].name
+        levels.append((name, removed, _LEVELS[level].fill, _LEVELS[level].meaning))
     segments = tuple(
         Segment(title, headroom.per_step(time), time / total_ns, fill, meaning)
         for title, time, fill, meaning in levels
@@ -258,13 +251,12 @@ def _figure(headroom: Headroom) -> Figure:
     measured, limit = (headroom.per_step(headroom.after(step)) for step in ("measured", "precision"))
     bars = pl.DataFrame(list(_bars(headroom)), schema={"name": pl.String, "delta": pl.Int64, "detail": pl.String})
     unit = _unit(headroom)
-    alt = ", ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
     return Figure(
         f"headroom-chart-{headroom.device}",
         f"GPU {headroom.device}: from the measured {unit} to the least time that this GPU needs for the same "
         "computation",
         waterfall_chart((f"measured {unit}", measured), bars, ("limit", limit)),
-        f"measured {fmt.duration(measured)}; {alt}",
+        f"measured {fmt.duration(measured)}; {', '.join(_times_after(headroom))}",
     )
 
 
@@ -275,11 +267,11 @@ def _bars(headroom: Headroom) -> Iterator[dict[str, Any]]:
         is_large = (pl.col("share") >= _SMALLEST_BAR_SHARE) | (pl.int_range(pl.len()) == 0)
         named_parts = rows.filter(is_large).head(_MOST_BARS_OF_LEVEL)
         for row in named_parts.iter_rows(named=True):
-            name = f"{_LEVELS[level]}: {headroom_part_title(level, row['part'])}"
-            yield {"name": name, "delta": -row["step_ns"], "detail": ", ".join(row["owners"]) or _LEVEL_MEANINGS[level]}
+            name = f"{_LEVELS[level].name}: {headroom_part_title(level, row['part'])}"
+            yield {"name": name, "delta": -row["step_ns"], "detail": ", ".join(row["owners"]) or _LEVELS[level].meaning}
         rest = int(rows.slice(named_parts.height)["step_ns"].sum())
         if rest:
-            yield {"name": f"{_LEVELS[level]}: the rest", "delta": -rest, "detail": _LEVEL_MEANINGS[level]}
+            yield {"name": f"{_LEVELS[level].name}: the rest", "delta": -rest, "detail": _LEVELS[level].meaning}
 
 
 #: Parts of a budget below this share of the window are merged into one segment.

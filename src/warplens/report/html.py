@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import jinja2
 import polars as pl
@@ -96,7 +96,7 @@ def _environment() -> jinja2.Environment:
         "sentence": fmt.sentence,
         "embedded": _embedded_json,
         "packed": _packed,
-        "percent": _percent,
+        "percent": "{:.3%}".format,  # an SVG length
         "unbroken": _unbroken,
     }
     return environment
@@ -105,11 +105,6 @@ def _environment() -> jinja2.Environment:
 def _unbroken(text: str) -> str:
     """The text with no-break spaces between numbers and their units."""
     return _UNITS.sub("\N{NO-BREAK SPACE}", text)
-
-
-def _percent(share: float) -> str:
-    """A share as an SVG length."""
-    return f"{100 * share:.3f}%"
 
 
 @functools.cache
@@ -148,7 +143,9 @@ def _packed(value: Any) -> str:
 
 
 def _theme_css() -> str:
-    light, dark = _variables("light"), _variables("dark")
+    light, dark = (
+        "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS)) for theme in get_args(Theme)
+    )
     return (
         f":root{{color-scheme:light;{light}}}"
         f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
@@ -157,10 +154,6 @@ def _theme_css() -> str:
         + "".join(f".d{depth}{{--depth:{depth}}}" for depth in range(25))
         + "\n"
     )
-
-
-def _variables(theme: Theme) -> str:
-    return "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS))
 
 
 def _table_view(table: Table) -> dict[str, Any]:

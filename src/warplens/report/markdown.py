@@ -36,8 +36,7 @@ _INDENT = "\N{EM SPACE}"
 def render_markdown(document: Document, image: ImageAddress | None = None) -> str:
     """The whole document as Markdown.
 
-    Args:
-        image: maps a figure to the address of its image; None for SVG files in `images/`.
+    `image` maps a figure to the address of its image; None for SVG files in `images/`.
     """
     address = image or (lambda figure: f"images/{figure.id}.svg")
     return "\n\n".join(part for part in _document(document, 1, address) if part) + "\n"
@@ -121,7 +120,9 @@ def _block(block: Block, image: ImageAddress) -> str:
     if isinstance(block, Notes):
         return _notes(block)
     if isinstance(block, KeyFigures):
-        return _key_figures(block)
+        figures = ((figure.label, fmt.value(figure.value, figure.kind), figure.explanation) for figure in block.figures)
+        rows = (_pipes((escaped(label), f"**{escaped(text)}**", escaped(why))) for label, text, why in figures)
+        return "\n".join((_pipes(("Figure", "Value", "Meaning")), _pipes((":---", "---:", ":---")), *rows))
     if isinstance(block, Jumps):
         return escaped(f"{block.text} {' · '.join(words for _, words in block.places)}")
     if isinstance(block, View):
@@ -148,14 +149,6 @@ def _notes(block: Notes) -> str:
         stop = "." if remedy and note.text[-1:] not in ".!?:" else ""
         lines.append(f"- **{NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{stop}{remedy}")
     return "\n".join(lines)
-
-
-def _key_figures(block: KeyFigures) -> str:
-    rows = (
-        _pipes((escaped(entry.label), f"**{escaped(fmt.value(entry.value, entry.kind))}**", escaped(entry.explanation)))
-        for entry in block.figures
-    )
-    return "\n".join((_pipes(("Figure", "Value", "Meaning")), _pipes((":---", "---:", ":---")), *rows))
 
 
 def _full_names(table: Table) -> str:

@@ -26,9 +26,7 @@ _TITLES: Final = {
 def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
     """One row per cell: the settings that differ between cells, and the measured values.
 
-    Args:
-        measurements: the cells.
-        doubts: whether to add reasons to doubt the figures.
+    With `doubts`, also reasons to doubt the figures.
     """
     rows = measurements.cells.with_columns(
         half_share=(pl.col("latency_high_ns") - pl.col("latency_low_ns")) / 2 / pl.col("latency_ns"),
@@ -139,9 +137,7 @@ def measured_document(measurements: Measurements) -> Document:
     if 0 < cells.height <= _MOST_BARS:
         blocks = (_figure(measurements, cells), *blocks)
     failed = measurements.cells.height - cells.height
-    lead = f"{fmt.count(cells.height)} cells were measured" + (
-        f", {fmt.count(failed)} could not be." if failed else "."
-    )
+    lead = f"{fmt.count(cells.height)} cells were measured{f', {fmt.count(failed)} could not be' if failed else ''}."
     return Document(
         title=_title(measurements),
         lead=lead,
@@ -171,38 +167,27 @@ def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
     rows = cells.select(
         name=name, value=time, share=pl.lit(None, pl.Float64), fill=pl.lit(None, pl.String), detail=interval
     )
-    return Figure(
-        "times",
-        "Median time of a step.",
-        ranked_chart(rows),
-        f"Bars with the median time of each of {rows.height} cells.",
-    )
+    alt = f"Bars with the median time of each of {rows.height} cells."
+    return Figure("times", "Median time of a step.", ranked_chart(rows), alt)
 
 
 def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
     """Two tables: errors against float64, and the distribution of errors in units of the last place (ulp).
 
-    A third table lists kernels that were not compared, if there are any.
-
-    Args:
-        rows: `ATTENTION_ERRORS`.
+    A third table lists kernels that were not compared, if there are any. The rows are `ATTENTION_ERRORS`.
     """
     head = pick(ATTENTION_ERRORS, "implementation shapes tensor")
     near_enough = ATTENTION_ERRORS.column("near_enough").but(dtype=pl.String)
     compared_rows = rows.filter(pl.col("status") == "compared").with_columns(yes_or_no("near_enough"))
     errors = pick(ATTENTION_ERRORS, "not_finite max_abs mean_abs relative formula_relative")
     ulps = pick(ATTENTION_ERRORS, "ulp_median ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))
+    shown = {
+        "errors": ("Distance from float64", (*head, *errors, near_enough)),
+        "ulps": ("Elements by their difference in units of the last place", (*head, *ulps)),
+    }
     empty = "No kernel could be compared."
     tables = [
-        Table("errors", "Distance from float64", (*head, *errors, near_enough), compared_rows, limit=None, empty=empty),
-        Table(
-            "ulps",
-            "Elements by their difference in units of the last place",
-            (*head, *ulps),
-            compared_rows,
-            None,
-            empty=empty,
-        ),
+        Table(id_, caption, columns, compared_rows, None, empty=empty) for id_, (caption, columns) in shown.items()
     ]
     if (not_compared := rows.filter(pl.col("status") != "compared")).height:
         reason_columns = pick(ATTENTION_ERRORS, "implementation shapes status reason")

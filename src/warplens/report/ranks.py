@@ -92,7 +92,7 @@ def answer(result: RanksResult) -> str:
 def facts(result: RanksResult) -> Iterator[str]:
     """The lines above the tables: run, windows, clocks, matching."""
     yield run_line(result)
-    yield window_line(result)
+    yield f"window: {window_text(result)}"
     if len(result.ranks) > 1:
         yield f"clocks: {clock_sentence(result)}"
         kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
@@ -110,16 +110,18 @@ def run_line(result: RanksResult) -> str:
     return f"{fmt.plural(count, 'rank')}{of_size} in {fmt.plural(files, 'file')} · {tools}"
 
 
-def window_line(result: RanksResult) -> str:
+def window_text(result: RanksResult) -> str:
     """The windows of all ranks, in one sentence."""
     lengths = [summary.window.duration_ns for summary in result.summaries]
-    hows = dict.fromkeys(summary.window.how for summary in result.summaries)
-    low, high = min(lengths), max(lengths)
-    length = (
-        fmt.duration(low) if fmt.duration(low) == fmt.duration(high) else f"{fmt.duration(low)} to {fmt.duration(high)}"
-    )
-    how = next(iter(hows)) if len(hows) == 1 else f"found in each rank ({next(iter(hows))}; …)"
-    return f"window: {length}, {how}"
+    first, *others = dict.fromkeys(summary.window.how for summary in result.summaries)
+    low, high = fmt.duration(min(lengths)), fmt.duration(max(lengths))
+    length = low if low == high else f"{low} to {high}"
+    return f"{length}, found in each rank ({first}; …)" if others else f"{length}, {first}"
+
+
+def run_meta(result: RanksResult) -> tuple[tuple[str, str], ...]:
+    """Run and windows, for the head of a page."""
+    return ("Run", run_line(result)), ("Window", window_text(result))
 
 
 def _files(result: RanksResult) -> list[int]:
@@ -138,14 +140,17 @@ def _files(result: RanksResult) -> list[int]:
 
 def clock_sentence(result: RanksResult) -> str:
     """How the clocks were aligned, and the residual difference."""
-    alignment = result.alignment
-    text = alignment.method
-    if alignment.residual_median_ns is not None and alignment.residual_max_ns is not None:
-        text += (
-            f"; ends of the same collective differ from their median by {fmt.duration(alignment.residual_median_ns)} "
-            f"(median), at most {fmt.duration(alignment.residual_max_ns)}"
-        )
-    return text
+    residual = _residual(result)
+    return result.alignment.method + (f"; {residual}" if residual else "")
+
+
+def _residual(result: RanksResult) -> str:
+    """The residual difference of the clocks as a clause; empty if it is not known."""
+    median_ns, most_ns = result.alignment.residual_median_ns, result.alignment.residual_max_ns
+    if median_ns is None or most_ns is None:
+        return ""
+    median, most = fmt.duration(median_ns), fmt.duration(most_ns)
+    return f"ends of the same collective differ from their median by {median} (median), at most {most}"
 
 
 _RANKS: Final = pick(
@@ -273,11 +278,8 @@ def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
     return Document(
         title=f"{fmt.count(len(result.ranks))} ranks" if len(result.ranks) != 1 else "One rank",
         lead=answer(result),
-        sections=(
-            Section("quality", "Cautions", tuple(limits(notes))),
-            *sections(SECTIONS, result),
-        ),
-        meta=(("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: "))),
+        sections=(Section("quality", "Cautions", tuple(limits(notes))), *sections(SECTIONS, result)),
+        meta=run_meta(result),
     )
 
 
@@ -288,17 +290,15 @@ def _key_figures(result: RanksResult) -> Iterator[Block]:
     overlap = 1 - exposed / communication if communication else None
     waited = int(waits["wait_ns"].sum())
     in_matched = waited + int(waits["transfer_ns"].sum())
-    yield KeyFigures(
-        (
-            KeyFigure("Ranks", len(result.ranks), "count", "With a profile."),
-            KeyFigure("Exposed communication", exposed / window if window else None, "share", "Of all windows."),
-            KeyFigure("Overlap", overlap, "share", "Communication that compute hides, of all communication."),
-            KeyFigure(
-                "Waiting", waited / in_matched if in_matched else None, "share", "Of the time in matched collectives."
-            ),
-            KeyFigure("Imbalance", result.balance.imbalance, "number", f"Most by mean: {result.balance.how}."),
-            KeyFigure("Clock residual", result.alignment.residual_median_ns, "duration_ns", "Median; see Clocks."),
-        )
+    yield KeyFigures.of(
+        KeyFigure("Ranks", len(result.ranks), "count", "With a profile."),
+        KeyFigure("Exposed communication", exposed / window if window else None, "share", "Of all windows."),
+        KeyFigure("Overlap", overlap, "share", "Communication that compute hides, of all communication."),
+        KeyFigure(
+            "Waiting", waited / in_matched if in_matched else None, "share", "Of the time in matched collectives."
+        ),
+        KeyFigure("Imbalance", result.balance.imbalance, "number", f"Most by mean: {result.balance.how}."),
+        KeyFigure("Clock residual", result.alignment.residual_median_ns, "duration_ns", "Median; see Clocks."),
     )
 
 
@@ -363,16 +363,11 @@ def _steps(result: RanksResult) -> Iterator[Block]:
 
 
 def _clock_blocks(result: RanksResult) -> Iterator[Block]:
-    alignment = result.alignment
-    yield Paragraph(f"{fmt.capitalised(alignment.method)}.")
-    if alignment.residual_median_ns is None or alignment.residual_max_ns is None:
-        yield Paragraph("No collective that ends at the same time was found on two ranks, so the residual is unknown.")
+    yield Paragraph(f"{fmt.capitalised(result.alignment.method)}.")
+    if residual := _residual(result):
+        yield Paragraph(f"The {residual}: shorter waits are not significant.")
     else:
-        yield Paragraph(
-            "The ends of the same collective differ from their median by "
-            f"{fmt.duration(alignment.residual_median_ns)} (median), at most "
-            f"{fmt.duration(alignment.residual_max_ns)}: shorter waits are not significant."
-        )
+        yield Paragraph("No collective that ends at the same time was found on two ranks, so the residual is unknown.")
     yield clock_table(result)
 
 

@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.ranks.balance import straggler
-from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
 from warplens.report.document import Answer, Document, Section, Segment, Strip, Table, frame_of, quiet, sections
 from warplens.report.jsonout import window_data
-from warplens.report.ranks import (
-    SECTIONS,
-    answer,
-    longest_window,
-    parts_of,
-    rank_rows,
-    ranks_data,
-    run_line,
-    window_line,
+from warplens.report.ranks import SECTIONS, answer, longest_window, parts_of, rank_rows, ranks_data, run_meta
+from warplens.report.verdict import (
+    diagnosis_data,
+    factor,
+    finding_data,
+    finding_sections,
+    findings_frame,
+    verdict_words,
 )
-from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,10 +86,7 @@ def run_data(run: RunDiagnosis) -> dict[str, Any]:
         "headline_share": run.headline_share,
         "per_phase": [],
         "predictions": [],
-        "without_profiler": None,
-        "what_if": None,
-        "coverage": None,
-        "pace": None,
+        **dict.fromkeys(("without_profiler", "what_if", "coverage", "pace")),
         "ranks": [
             {
                 "rank": rank,
@@ -114,18 +108,9 @@ def run_answer(run: RunDiagnosis) -> Answer:
 def run_rooms(run: RunDiagnosis) -> tuple[Section, ...]:
     """The top-level sections of a report on a run: its findings, and the ranks compared."""
     result = run.run.result
-    findings = (
-        Section(
-            f"{RUN}finding-{finding.id}",
-            f"{finding.id}: {rule(finding.id).limiter}",
-            tuple(one_finding(finding)),
-            folded=number > 0,
-        )
-        for number, finding in enumerate(run.findings)
-    )
     blocks = (by_itself_table(run), quiet(answer(result)))
     return (
-        Section(f"{RUN}findings", "The run", blocks, tuple(findings)),
+        Section(f"{RUN}findings", "The run", blocks, tuple(finding_sections(run, RUN))),
         Section(f"{RUN}ranks", "Ranks", (), sections(SECTIONS, result, RUN)),
     )
 
@@ -133,8 +118,8 @@ def run_rooms(run: RunDiagnosis) -> tuple[Section, ...]:
 def run_document(run: RunDiagnosis) -> Document:
     """The report on a run without its profiles."""
     result = run.run.result
-    meta = (("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: ")))
-    return Document(f"{len(run.ranks)} ranks of one run", answer(result), run_rooms(run), meta, run_answer(run))
+    title = f"{len(run.ranks)} ranks of one run"
+    return Document(title, answer(result), run_rooms(run), run_meta(result), run_answer(run))
 
 
 def run_strips(result: RanksResult) -> Iterator[Strip]:

@@ -25,9 +25,6 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 #: Shown for a quantity that was not recorded or is not defined.
 MISSING = "–"
 
-_NUMERIC: frozenset[str] = frozenset(
-    {"duration_ns", "change_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
-)
 
 #: Decimal prefixes, so that bytes divided by time give the bandwidth shown beside them.
 _TIME_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"), (1_000_000_000, "s"))
@@ -41,7 +38,7 @@ _SMALLEST_SHOWN_SHARE = 0.0005
 
 def is_numeric(kind: Kind) -> bool:
     """Whether values of this kind are numbers (right-aligned, sorted by size)."""
-    return kind in _NUMERIC
+    return kind in _FORMATTERS
 
 
 def duration(nanoseconds: float) -> str:
@@ -376,33 +373,23 @@ def _informative_argument(arguments: str) -> str | None:
     return carrier
 
 
-#: Display names of kernel categories, if they differ from the key.
+#: Display names of kernel categories that differ from the key: in full, and for narrow columns.
 _CATEGORIES: Final = {
-    "gemm": "matrix products (GEMM)",
-    "normalization": "normalisation",
-    "gather-scatter": "gather, scatter, embedding",
-    "sort-topk": "sort and top-k",
-    "copy-cast": "copies and casts by kernels",
-    "recurrence": "recurrences and state-space scans",
-    "random": "random numbers",
-    "triton": "Triton-generated kernels",
-    "other": "other kernels",
+    "gemm": ("matrix products (GEMM)", "GEMM"),
+    "normalization": ("normalisation", "normalisation"),
+    "gather-scatter": ("gather, scatter, embedding", "gather, scatter"),
+    "sort-topk": ("sort and top-k", "sort, top-k"),
+    "copy-cast": ("copies and casts by kernels", "copy, cast"),
+    "recurrence": ("recurrences and state-space scans", "recurrence"),
+    "random": ("random numbers", "random"),
+    "triton": ("Triton-generated kernels", "Triton"),
+    "other": ("other kernels", "other"),
 }
 
-#: Display names for narrow columns.
-_SHORT_CATEGORIES: Final = {
-    "gemm": "GEMM",
-    "normalization": "normalisation",
-    "gather-scatter": "gather, scatter",
-    "sort-topk": "sort, top-k",
-    "copy-cast": "copy, cast",
-    "triton": "Triton",
-}
-
+#: Display names of causes of idle time that differ from the key.
 _CAUSES: Final = {
     "launch": "waiting for a launch",
     "graph-launch": "waiting for a graph launch",
-    "synchronization": "synchronization",
     "refill": "refill after a synchronization",
     "allocation": "memory allocation",
     "blocking-copy": "blocking copy",
@@ -414,12 +401,11 @@ _CAUSES: Final = {
     "unknown": "cause not recorded",
 }
 
-_PHASES: Final = {"none": "outside of all phases"}
-
 
 def category_title(category: str, *, short: bool = False) -> str:
     """The display name of a kernel category; `short` for a table column."""
-    return (_SHORT_CATEGORIES if short else _CATEGORIES).get(category, category)
+    full, narrow = _CATEGORIES.get(category, (category, category))
+    return narrow if short else full
 
 
 def cause_title(cause: str) -> str:
@@ -429,7 +415,7 @@ def cause_title(cause: str) -> str:
 
 def phase_title(phase: str) -> str:
     """The display name of a phase of a training step; `none` is the work outside of all phases."""
-    return _PHASES.get(phase, phase)
+    return "outside of all phases" if phase == "none" else phase
 
 
 def with_part_titles(parts: pl.DataFrame) -> pl.DataFrame:

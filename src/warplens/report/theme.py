@@ -69,21 +69,13 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "
 
 
 def colour(token: str, theme: Theme) -> str:
-    """The hex colour of a token in a theme.
-
-    Raises:
-        KeyError: there is no such token.
-    """
+    """The hex colour of a token in a theme; a KeyError if there is no such token."""
     pair = FILLS[token] if token in FILLS else PAGE[token]
     return pair[0 if theme == "light" else 1]
 
 
 def css_ink(token: str) -> str:
-    """The CSS variable of a token, which follows the theme of the page.
-
-    Raises:
-        KeyError: there is no such token.
-    """
+    """The CSS variable of a token, which follows the theme of the page; a KeyError if there is no such token."""
     if token not in FILLS and token not in PAGE:
         raise KeyError(token)
     return f"var(--{token})"

@@ -178,8 +178,7 @@ class WorkName(NamedTuple):
 def named_work(timeline: Timeline, work: pl.DataFrame, longest: int) -> tuple[Int64s, list[WorkName]]:
     """For each of these rows of `Timeline.work` an index into the list of names, and that list.
 
-    Args:
-        longest: full names are cut to this many characters.
+    Full names are cut to the `longest` number of characters.
     """
     trace = timeline.trace
     full_names, directions = trace.kernels["full_name"], trace.copies["direction"]
@@ -278,11 +277,9 @@ def timeline_view(
     *,
     hosts: bool = True,
 ) -> TimelineView:
-    """The profile as tracks of marks in levels of detail.
+    """The whole profile as tracks of marks in levels of detail.
 
     Args:
-        timeline: the profile, which is shown as a whole.
-        window: the analysed part of it.
         diagnosis: the diagnosis of the window, whose worst moments are marked.
         budgets: the time budgets of the window, if they are computed already.
         most_marks: marks of the finest level; if there are more events, short ones become blocks.

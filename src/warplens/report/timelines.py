@@ -78,17 +78,20 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
         fmt.plural(sum(track.kind == "stream" for track in on_gpus), "stream"),
         fmt.plural(len({track.owner for track in view.tracks if track not in on_gpus}), "host thread"),
     )
-    yield View(
-        id="timeline-view",
-        kind="timeline",
-        caption="Timeline: every GPU stream and host thread; idle time by its cause",
-        alt=f"Timeline of {', '.join(counts)} over {fmt.duration(view.end_ns - view.origin_ns)}. {_KEYS} The worst "
-        "moments are in the table below.",
-        data=packed(view),
-        heading=("Finding", "GPU", "From", "Length", "Cost", "What") if view.moments else (),
-        rows=tuple(_moment_row(view, moment) for moment in view.moments),
-    )
+    caption = "Timeline: every GPU stream and host thread; idle time by its cause"
+    heading = ("Finding", "GPU", "From", "Length", "Cost", "What") if view.moments else ()
+    rows = (_moment_row(view, moment) for moment in view.moments)
+    yield _drawn(view, "", caption, ", ".join(counts), "moments", heading, rows)
     yield quiet(_thinned_text(view.thinned, view))
+
+
+def _drawn(
+    view: TimelineView, at: str, caption: str, what: str, worst: str, heading: tuple[str, ...], rows: Iterable[ViewRow]
+) -> View:
+    """The timeline of `what` (`at` prefixes its id), with a table of the worst moments or waits."""
+    length = fmt.duration(view.end_ns - view.origin_ns)
+    alt = f"Timeline of {what} over {length}. {_KEYS} The worst {worst} are in the table below."
+    return View(f"{at}timeline-view", "timeline", caption, alt, packed(view), heading, tuple(rows))
 
 
 def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterator[Block | Section]:
@@ -137,9 +140,7 @@ def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
 def run_timeline(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Section | None:
     """The section with the common timeline; None if all ranks are in one file, which has a timeline of its own.
 
-    Args:
-        run: the diagnosis of the run.
-        profiles: its files, in the order in which they were diagnosed.
+    The profiles are the files of the run, in the order in which they were diagnosed.
     """
     if len({file for file, _ in run.origin.values()}) < 2:
         return None
@@ -155,16 +156,9 @@ def _run_blocks(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Bloc
         "kernel, so a long kernel next to a short one is a wait; idle time is coloured by its cause."
     )
     streams = fmt.plural(sum(track.kind == "stream" for track in view.tracks), "stream")
-    yield View(
-        id=f"{RUN}timeline-view",
-        kind="timeline",
-        caption=f"Timeline of {fmt.plural(len({track.group for track in view.tracks}), 'GPU')} on the common clock",
-        alt=f"Timeline of {streams} on the common clock over {fmt.duration(view.end_ns - view.origin_ns)}. {_KEYS} "
-        "The worst waits are in the table below.",
-        data=packed(view),
-        heading=("Collective", "From", "First to last", "Waited", "Last rank"),
-        rows=tuple(_worst_waits(result, view)),
-    )
+    caption = f"Timeline of {fmt.plural(len({track.group for track in view.tracks}), 'GPU')} on the common clock"
+    heading = ("Collective", "From", "First to last", "Waited", "Last rank")
+    yield _drawn(view, RUN, caption, f"{streams} on the common clock", "waits", heading, _worst_waits(result, view))
     left_out = len(run.ranks) - _DRAWN
     more = f" Of {len(run.ranks)} ranks {_DRAWN} are drawn." if left_out > 0 else ""
     yield quiet(

@@ -54,11 +54,14 @@ class Marks:
     def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
         """A coarser level: neighbours in a row that are shorter than `width_ns` and begin in one cell become one mark.
 
-        Args:
-            width_ns: width of a cell.
-            kept: marks that are not merged, however short.
+        Marks that are `kept` are not merged, however short.
         """
-        begins = block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
+        short = self.end_ns - self.start_ns < width_ns
+        if kept is not None:
+            short &= ~kept
+        cell = self.start_ns // max(width_ns, 1)
+        joins = short[1:] & short[:-1] & (self.row[1:] == self.row[:-1]) & (cell[1:] == cell[:-1])
+        begins = np.flatnonzero(np.r_[np.ones(min(len(self.row), 1), dtype=np.bool_), ~joins])
         if len(begins) == len(self.row):
             return self
         names = int(self.name.max(initial=0)) + 1
@@ -90,16 +93,6 @@ class Marks:
 
 #: The arrays of `Marks` with one entry per mark.
 _MARK_COLUMNS: Final = ("row", "start_ns", "end_ns", "name", "longest_ns", "count", "busy_ns")
-
-
-def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:
-    """Indices of the first mark of each block of a cell width; `kept` and longer marks are blocks of their own."""
-    short = end - start < width_ns
-    if kept is not None:
-        short &= ~kept
-    cell = start // max(width_ns, 1)
-    joins = short[1:] & short[:-1] & (row[1:] == row[:-1]) & (cell[1:] == cell[:-1])
-    return np.flatnonzero(np.r_[np.ones(min(len(row), 1), dtype=np.bool_), ~joins])
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +181,8 @@ def _head(view: TimelineView) -> dict[str, Any]:
 
     fills = sorted({fill for _, fill, _ in view.names} | {part_fill("idle", cause) for cause in IDLE_CAUSES})
     in_window = {step.index for step in view.window.steps}
+    # Moments are marked on the idle row of their GPU; −1 if it has none.
+    idle_rows = {track.owner[0]: track.first for track in view.tracks if track.kind == "idle"}
     return {
         "origin": str(view.origin_ns),
         "end": view.end_ns - view.origin_ns,
@@ -206,7 +201,7 @@ def _head(view: TimelineView) -> dict[str, Any]:
         ],
         "steps": [[*span(step.start_ns, step.end_ns), step.index, step.index in in_window] for step in view.steps],
         "moments": [
-            [*span(moment.start_ns, moment.end_ns), moment.finding, _idle_row(view, moment.device)]
+            [*span(moment.start_ns, moment.end_ns), moment.finding, idle_rows.get(moment.device, -1)]
             for moment in view.moments
         ],
     }
@@ -229,8 +224,3 @@ def _kinds(view: TimelineView) -> list[tuple[str, str]]:
         (fill, titles.get(fill) or fmt.category_title(fill))
         for fill in sorted(by_fill, key=lambda fill: -by_fill[fill])
     ]
-
-
-def _idle_row(view: TimelineView, device: int) -> int:
-    """The idle row of a GPU, which its moments are marked on; −1 if it has none."""
-    return next((track.first for track in view.tracks if track.kind == "idle" and track.owner[0] == device), -1)

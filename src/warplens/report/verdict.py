@@ -74,9 +74,6 @@ def _without_basis(item: Finding | Remedy) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in fields(item) if field.name != "basis"}
 
 
-# --- The host's pace: cost of a launch, time of the launching thread, whether host or GPU is ahead --------------------
-
-
 #: Names of the parts of the launching thread's time.
 _THREAD_PARTS: Final = {
     "launching": "in launching calls",
@@ -102,22 +99,15 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float =
     """Two or three sentences about the launching threads; none if no launching call was recorded.
 
     Where several threads launch, launches and the share of late work are those of all; the time per launch and its
-    parts are those of the one that launches the most.
-
-    Args:
-        steps: whether the window consists of steps.
-        busy_share: share of the window in which the GPU is busy.
+    parts are those of the one that launches the most. `steps` says whether the window consists of steps.
     """
     if pace is None:
         return
     several = pace.threads > 1
     whose = "its" if several else "the host's"
-    cost = (
-        ""
-        if pace.host_ns_per_launch is None
-        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of {whose} time"
-    )
-    position = ""
+    cost, position = "", ""
+    if pace.host_ns_per_launch is not None:
+        cost = f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of {whose} time"
     if pace.all_launches >= _FEWEST_LAUNCHES and not pace.is_ahead:
         started = fmt.share(pace.all_behind_share)
         position = f"; the host is behind the GPU: {started} of the work started as soon as it was launched"
@@ -146,9 +136,6 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float =
     )
     shares = (f"{fmt.share(spent / total)} {_THREAD_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
     yield f"the {'busiest ' if several else ''}launching thread's time: {', '.join(shares)}"
-
-
-# --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
 
 
 #: In the name of a factor: a count of one thing per other thing, which is shown without `×`.
@@ -256,7 +243,6 @@ _EVIDENCE_WORDS: Final = {
     "profiler": "idle, held up by profiler",
     "readback": "exposed read-backs",
     "readbacks": "read-backs",
-    "recording": "recording",
     "repeated": "recomputed kernels",
     "rows": "rows per product",
     "saved": "expected saving",
@@ -283,10 +269,8 @@ _ALL_IDLE: Final = 0.99
 def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
     """Evidence in one line: the label and value of each quantity; a share follows its time in parentheses.
 
-    A quantity whose time is zero is left out, unless there is no other.
-
-    Args:
-        steps: number of steps in the window; if 0, the numbers "per step" are those of the window.
+    A quantity whose time is zero is left out, unless there is no other. Without steps in the window, the numbers "per
+    step" are those of the window.
     """
     texts_by_name: dict[str, list[str]] = {}
     for name, value in evidence.items():
@@ -365,9 +349,6 @@ def _unprofiled_words(step: UnprofiledStep) -> str:
     within = f", {fmt.duration(step.low_ns)} to {fmt.duration(step.high_ns)}"
     within = "" if step.high_ns <= _SAME_TIME * step.low_ns else within
     return f"about {fmt.duration(step.step_ns)} (modelled{within}); --step-time takes a measured one"
-
-
-# --- A diagnosis as tables: findings, remedies, phases and predictions, each with exact values -----------------------
 
 
 _GAIN: Final = column("gain")
@@ -495,26 +476,24 @@ def _outside(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
         }
 
 
-# --- The findings on a page ------------------------------------------------------------------------------------------
-
-
 def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
     """Every finding with evidence and remedies, and what the diagnosis is based on."""
     yield from diagnosis_tables(diagnosis)
     for line in coverage_lines(diagnosis):
         yield quiet(fmt.sentence(line))
+    yield from finding_sections(diagnosis)
+
+
+def finding_sections(diagnosis: Diagnosis | RunDiagnosis, at: str = "") -> Iterator[Section]:
+    """A section for each finding, the first one unfolded; `at` prefixes their ids."""
     for rank, finding in enumerate(diagnosis.findings):
         title = f"{finding.id}: {rule(finding.id).limiter}"
-        blocks = tuple(one_finding(finding, diagnosis.coverage.steps))
-        yield Section(f"finding-{finding.id}", title, blocks, folded=rank > 0)
+        blocks = tuple(_one_finding(finding, steps_judged(diagnosis)))
+        yield Section(f"{at}finding-{finding.id}", title, blocks, folded=rank > 0)
 
 
-def one_finding(finding: Finding, steps: float = 1) -> Iterator[Block]:
-    """A finding with its evidence, remedies and the experiment that would refute it.
-
-    Args:
-        steps: number of steps in the window.
-    """
+def _one_finding(finding: Finding, steps: float) -> Iterator[Block]:
+    """A finding with its evidence, remedies and what would refute it; `steps` are those of the window."""
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
     yield Paragraph(f"Evidence: {evidence_text(finding.evidence, steps=steps)}.")
     for label, text in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):

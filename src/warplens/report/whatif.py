@@ -47,6 +47,11 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     what_if = diagnosis.what_if
     actions = {finding.id: finding.remedies[0].action for finding in diagnosis.findings if finding.remedies}
     unit = "step" if numbers.window.steps else "window"
+    rows = []
+    for change in what_if.changes:
+        together = " + ".join(actions[id_] for id_ in change.findings)
+        cells = (together, factor(change.expected), _range(change), fmt.duration(change.step_ns))
+        rows.append(ViewRow(_name(change), cells))
     yield View(
         id="what-if-view",
         kind="whatif",
@@ -55,18 +60,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         "the rest.",
         data=panel(diagnosis, what_if, numbers.capture.source, unit),
         heading=("With", "As fast", "90 % interval", f"{fmt.capitalised(unit)} after"),
-        rows=tuple(
-            ViewRow(
-                _name(change),
-                (
-                    " + ".join(actions[id_] for id_ in change.findings),
-                    factor(change.expected),
-                    _range(change),
-                    fmt.duration(change.step_ns),
-                ),
-            )
-            for change in what_if.changes
-        ),
+        rows=tuple(rows),
     )
     yield quiet(
         "Modelled, not measured: the host is as fast as expected without a profiler, and work that no remedy "
@@ -79,7 +73,8 @@ def panel(diagnosis: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dic
     """The data for the script of the panel, with numbers formatted as text."""
     ids = [id_ for change in what_if.changes if len(change.findings) == 1 for id_ in change.findings]
     remedies = {finding.id: finding.remedies[0] for finding in diagnosis.findings if finding.id in ids}
-    kinds = _kinds(what_if)
+    totals = _by_kind(what_if.busy_ns)  # the large ones have a part of their own in the bars
+    kinds = [kind for kind, time_ns in totals.items() if time_ns >= _SMALL * what_if.step_ns]
     longest = max(what_if.step_ns, *(change.step_ns for change in what_if.changes))
     return {
         "now": {
@@ -197,13 +192,8 @@ def _kind(label: str) -> tuple[str, str]:
     return fmt.category_title(label), category_fill(label)
 
 
-def _kinds(what_if: WhatIfs) -> list[tuple[str, str]]:
-    """The kinds of work with a part of their own in the bars, largest first."""
-    totals = _by_kind(what_if.busy_ns)
-    return [kind for kind, time_ns in totals.items() if time_ns >= _SMALL * what_if.step_ns]
-
-
 def _by_kind(busy_ns: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """The time of each kind of work, the largest first."""
     totals: dict[tuple[str, str], int] = {}
     for label, time_ns in busy_ns.items():
         totals[_kind(label)] = totals.get(_kind(label), 0) + time_ns

@@ -29,12 +29,8 @@ def write_examined(
 ) -> list[Path]:
     """Write one report on analysed profiles, and on their run if they are the ranks of one.
 
-    Args:
-        folder: made if it does not exist. Files of an earlier report in it are replaced.
-        formats: which of `REPORT_FORMATS` to write.
-
-    Returns:
-        The files to open, in the order of `REPORT_FORMATS`; images are not among them.
+    The folder is made if it does not exist; files of an earlier report in it are replaced. Returns the files to open,
+    in the order of `REPORT_FORMATS`; images are not among them.
     """
     document = None
     if set(formats) - {"json"}:
@@ -47,13 +43,9 @@ def write_examined(
 
 def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> bytes:
     """`report.json`: every table of every profile in full (schema `warplens.report/1`)."""
+    sources = [numbers.capture.source for numbers in profiles]
     warnings = [note for numbers in profiles for note in numbers.notes]
-    return envelope(
-        "report",
-        [numbers.capture.source for numbers in profiles],
-        report_data(profiles, run),
-        warnings,
-    )
+    return envelope("report", sources, report_data(profiles, run), warnings)
 
 
 def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> dict[str, Any]:
@@ -87,8 +79,6 @@ def write_document(
         document: None if only its data are to be written.
         folder: made if it does not exist; or the one file to write, whose suffix replaces `formats`.
         formats: of `html`, `md` and, with `data`, `json`.
-        name: name of the files without suffix.
-        data: makes the content of the JSON file.
 
     Returns:
         The files to open.

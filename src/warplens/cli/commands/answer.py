@@ -13,7 +13,7 @@ import typer
 from warplens.answers import diagnose_selection
 from warplens.answers.inputs import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_brief, print_lines, recorded_by
-from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
+from warplens.cli.commands.report import DEFAULT_FOLDER, shipped_profiles, write_reports
 from warplens.cli.edge import end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
 from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from warplens.answers.results import ComparisonAnswer, DiagnosisAnswer
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.overview.numbers import Numbers
 
 #: Sides of a comparison.
 _SIDES: Final = 2
@@ -92,10 +91,12 @@ def answer(
         len(profiles.timelines) == _SIDES
         and reading.cells is None
         and not are_ranks(profiles.timelines)
-        and (compared := _compared(_sides(profiles, paths), window, range_name, from_folder=len(paths) < _SIDES))
+        and (compared := _compare(profiles, paths, window, range_name))
     ):
-        _print_comparison(compared, _sides(profiles, paths), from_folder=len(paths) < _SIDES)
-        written = _compare_page(compared, folder)
+        if folder is not None:
+            page = folder / "compare.html" if form_named(folder) is None else folder
+            with made(page.parent):
+                written = [compared.save(page)]
     else:
         diagnosed = _diagnosed(profiles.timelines, reading.window)
         print_brief(brief_table([(answer.sources[0], answer.diagnosis) for answer in diagnosed]))
@@ -134,32 +135,27 @@ def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
 
 
 def _print_profile(reading: Reading) -> DiagnosisAnswer:
-    """Print the answer on one profile, with its counters."""
+    """Print the answer on one profile with its counters, and what to ask next."""
     (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
     selection = selected(timeline, reading.window(timeline))
     with progress("diagnosing"):
         answer = diagnose_selection(selection, reading.counted)
+    profile, coverage = typed(path), answer.diagnosis.coverage
+    commands = {f"warplens diagnose {profile}": "every finding, with its evidence and what would refute it"}
+    if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
+        commands[f"warplens compare {profile} AFTER"] = "after the change: did it work, and is that certain?"
+    is_busy, counters = coverage.busy_ns > coverage.idle_ns, timeline.trace.capture.recorder.counters
+    if not reading.counters and is_busy and counters == "ncu":
+        commands[f"warplens collect ncu --trace {profile} -- COMMAND"] = "what happens inside the kernels that matter"
     print_lines([" · ".join(head(selection))])
-    commands = _next(answer, typed(path), bool(reading.counters), timeline.trace.capture.recorder.counters)
-    print_brief(brief(answer.diagnosis, commands=list(commands)))
+    print_brief(brief(answer.diagnosis, commands=_explained(commands)))
     return answer
 
 
-def _next(answer: DiagnosisAnswer, path: str, counted: bool, counters: str) -> Iterator[str]:
-    """Commands to suggest next: all findings, a comparison after the change, and counters."""
-    commands = {f"warplens diagnose {path}": "every finding, with its evidence and what would refute it"}
-    if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
-        commands[f"warplens compare {path} AFTER"] = "after the change: did it work, and is that certain?"
-    coverage = answer.diagnosis.coverage
-    if not counted and coverage.busy_ns > coverage.idle_ns and counters == "ncu":
-        commands[f"warplens collect ncu --trace {path} -- COMMAND"] = "what happens inside the kernels that matter"
-    yield from _explained(commands)
-
-
-def _explained(commands: Mapping[str, str]) -> Iterator[str]:
+def _explained(commands: Mapping[str, str]) -> tuple[str, ...]:
     """Commands to copy, each with its purpose as a comment."""
     width = max(map(len, commands))
-    yield from (f"{command:<{width}}  # {purpose}" for command, purpose in commands.items())
+    return tuple(f"{command:<{width}}  # {purpose}" for command, purpose in commands.items())
 
 
 #: Matches the name of a file that is the baseline.
@@ -174,20 +170,19 @@ def _sides(profiles: Profiles, paths: Sequence[Path]) -> Profiles:
     return replace(profiles, timelines=profiles.timelines[::-1], paths=profiles.paths[::-1])
 
 
-def _compared(profiles: Profiles, window: str, range_name: str | None, *, from_folder: bool) -> ComparisonAnswer | None:
-    """The comparison of two profiles; None if they are from one folder and apparently of different programs."""
+def _compare(profiles: Profiles, paths: Sequence[Path], window: str, range_name: str | None) -> ComparisonAnswer | None:
+    """Compare two profiles, and print the verdict with its cause and certainty.
+
+    None, and nothing is printed, if they are from one folder and apparently of different programs.
+    """
     from warplens.answers import compare
-
-    with progress("comparing"):
-        comparison = compare(*profiles.timelines, window=window, range_name=range_name)
-    unlike = any(note.code in ("few-matches", "different-programs") for note in comparison.notes)
-    return None if from_folder and unlike else comparison
-
-
-def _print_comparison(comparison: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
-    """Print the verdict on two profiles, its cause and certainty, and for a folder, which profile is the baseline."""
     from warplens.report.comparison.words import needed_text, step_answer, work_sentence
 
+    profiles, from_folder = _sides(profiles, paths), len(paths) < _SIDES
+    with progress("comparing"):
+        comparison = compare(*profiles.timelines, window=window, range_name=range_name)
+    if from_folder and any(note.code in ("few-matches", "different-programs") for note in comparison.notes):
+        return None
     numbers = comparison.numbers
     verdict, *reasons = step_answer(numbers)
     lines = [Line("baseline", comparison.sources[0]), Line("variant", comparison.sources[1])]
@@ -203,17 +198,8 @@ def _print_comparison(comparison: ComparisonAnswer, profiles: Profiles, *, from_
         explanation = "Two profiles of a folder that are not the ranks of one run: baseline and variant by their names."
         lines.append(Line("taken as", explanation))
         commands[f"warplens compare {' '.join(reversed(typed_paths))}"] = "the other way round"
-    lines.append(Line("next", "", "quiet", tuple(_explained(commands))))
-    print_brief(lines)
-
-
-def _compare_page(comparison: ComparisonAnswer, folder: Path | None) -> list[Path]:
-    """Write the report on the comparison, if there is a folder."""
-    if folder is None:
-        return []
-    page = folder / "compare.html" if form_named(folder) is None else folder
-    with made(page.parent):
-        return [comparison.save(page)]
+    print_brief([*lines, Line("next", "", "quiet", _explained(commands))])
+    return comparison
 
 
 def _print_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
@@ -228,7 +214,7 @@ def _print_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
     }
     ranks, window, *_ = facts(run.run.result)
     print_lines([f"{ranks} · {window}"])
-    print_brief(brief(run, commands=list(_explained(commands))), by_itself_table(run))
+    print_brief(brief(run, commands=_explained(commands)), by_itself_table(run))
 
 
 def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
@@ -245,7 +231,7 @@ def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
         last = numbers is reading.counter_numbers[-1]
         answer = counters_answer(numbers)
         lines = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
-        print_brief([*lines, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
+        print_brief([*lines, *([Line("next", "", "quiet", _explained(commands))] if last else [])])
 
 
 def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> list[DiagnosisAnswer]:
@@ -266,14 +252,9 @@ def _reports(
     """
     if before and form_named(folder) is not None:
         return []
-    written: list[Path] = []
-    numbers: list[Numbers] = []
     reading, run = limited_to_full_reports(reading, run)
-    forms = [form_named(folder) or "html"]
-    if reading.profiles.timelines:
-        numbers = examined(reading, diagnoses)
-        written += write_overview(numbers, folder, forms, run)
-    return written + write_besides(reading, GridRequest({}), folder, forms, numbers)
+    numbers = examined(reading, diagnoses)
+    return write_reports(reading, numbers, run, GridRequest({}), folder, [form_named(folder) or "html"])
 
 
 def _for_programs(
@@ -307,16 +288,9 @@ def _for_programs(
             compare(paths[0], paths[1], window=window, range_name=range_name, form=form)
 
 
-# --- `warplens demo:` ------------------------------------------------------------------------------------------------
-
-
 def _shipped_lines() -> Iterator[str]:
     """The names of shipped files, with a description."""
-    import json
-
-    captures = Path(next(iter(shipped().values()))).parent if shipped() else Path()
-    index = captures / "INDEX.json"
-    workloads = {entry["file"]: entry["workload"] for entry in json.loads(index.read_text("utf-8"))["profiles"]}
+    workloads = {entry["file"]: entry["workload"] for entry in shipped_profiles()}
     width = max(map(len, shipped()), default=0)
     for name, path in shipped().items():
         yield f"{PREFIX}{name:<{width}}  {workloads.get(path.name) or _OTHERS[path.parent.name]}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,17 +15,27 @@ import typer
 from warplens.analysis.numerics import NUMERICS, ULP_CLASSES, numeric_differences
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, limited, most_rows
 from warplens.cli.edge import GATE_FAILED, note, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, argument, flag, given_share, option, share_option
+from warplens.cli.options import (
+    Format,
+    FormatOption,
+    LimitOption,
+    argument,
+    flag,
+    given_share,
+    option,
+    share_option,
+    with_parameters,
+)
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
 from warplens.readers.published import read_sweep
-from warplens.report.document import Table, pick
+from warplens.report.document import Document, Table, pick
 from warplens.report.jsonout import envelope, named
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
 from warplens.report.text import plural
 from warplens.studies.runner.engine import command_line
-from warplens.workloads.registry import Plan, torch_or_advice
+from warplens.workloads.registry import Plan, Ranges, document, torch_or_advice, write_measurements
 from warplens.workloads.registry import workload as workload_named
 from warplens.workloads.settings import METHODS, setting_value
 from warplens.workloads.tensors import read_tensors
@@ -36,20 +47,6 @@ REPETITIONS_PER_TURN: Final = 4
 
 #: Warm-up time before the first measured step if no number of repetitions is given: see `Plan.warmup_ns`.
 _WARMUP_NS: Final = 100_000_000
-
-
-@dataclass(frozen=True)
-class Request:
-    """The cells to measure, and the method."""
-
-    workload: str
-    axes: Mapping[str, Sequence[Any]]  #: values of each setting that was given
-    plan: Plan  #: repetitions
-    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
-    ranges: bool = False  #: whether to annotate ranges for a profiler
-    range_names: Mapping[str, str] = field(default_factory=dict)  #: replacements of range names
-    rounds: int | None = None  #: number of turns if cells are measured in turns; None for one cell after the other
-    command: str | None = None  #: the command line, for the file
 
 
 def axes_of(workload: str, options: Mapping[str, str | None]) -> dict[str, list[Any]]:
@@ -71,12 +68,8 @@ def axes_of(workload: str, options: Mapping[str, str | None]) -> dict[str, list[
     return axes
 
 
-def range_names(texts: Sequence[str]) -> dict[str, str]:
-    """Replacements of range names, from texts `RANGE=NAME`.
-
-    Raises:
-        UsageError: a text has another form.
-    """
+def _range_names(texts: Sequence[str]) -> dict[str, str]:
+    """Replacements of range names, from texts `RANGE=NAME`."""
     names = {}
     for text in texts:
         range_, equals, name = text.partition("=")
@@ -86,14 +79,10 @@ def range_names(texts: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def make_plan(
-    warmup: int, repetitions: int | None, interval: float, seconds: float, flush_l2: bool, rounds: int | None
+def _plan(
+    warmup: int, repetitions: int | None, precision: float, seconds: float, flush_l2: bool, rounds: int | None
 ) -> Plan:
-    """The plan of these options; with `rounds`, the repetitions are those of a turn.
-
-    Raises:
-        UsageError: both `flush_l2` and `rounds` are given.
-    """
+    """The plan of these options; with `rounds`, the repetitions are those of a turn."""
     if rounds is not None and flush_l2:
         raise UsageError(
             "--flush-l2 and --rounds exclude one another: between turns other cells fill the caches anyway"
@@ -106,58 +95,52 @@ def make_plan(
             flush_l2=flush_l2,
         )  # fmt: skip
     return Plan(
-        warmup_steps=warmup, warmup_ns=_WARMUP_NS, precision=interval, most_ns=round(seconds * _SECOND_NS),
+        warmup_steps=warmup, warmup_ns=_WARMUP_NS, precision=precision, most_ns=round(seconds * _SECOND_NS),
         flush_l2=flush_l2,
     )  # fmt: skip
 
 
-def measure_all(request: Request, output: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Measure every cell. The file is rewritten after each cell, so that an interruption loses at most one.
+def _measured(
+    workload: str,
+    axes: Mapping[str, Sequence[Any]],
+    plan: Plan,
+    device: str | None,
+    ranges: Ranges,
+    rounds: int | None,
+    command: str,
+    output: Path | None,
+) -> dict[str, Any]:
+    """Measure every cell, and return the content of the measurements file (`output`, None for none).
 
-    Cells measured in turns all finish at the end, and the file is written then.
-
-    Args:
-        request: cells and method.
-        output: the measurements file; None for none.
-        tell: receives the current activity.
-
-    Returns:
-        The content of the measurements file.
+    The file is rewritten after each cell, so that an interruption loses at most one. Cells measured in turns
+    (`rounds`) all finish at the end, and the file is written then.
     """
-    from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
-    from warplens.workloads.registry import Ranges, document, write_measurements
+    with progress("preparing") as tell:
+        from warplens.workloads.cells import cell_grid, default_device, environment, run_cells, run_cells_in_turns
 
-    cells, impossible = cell_grid(workload_named(request.workload).cell, request.axes)
-    ranges, device = Ranges(request.ranges, request.range_names), request.device or default_device()
-    torch_or_advice()
-    from warplens.workloads.cells import environment
+        cells, impossible = cell_grid(workload_named(workload).cell, axes)
+        torch_device = device or default_device()
+        torch_or_advice()
+        facts = cache(environment)
 
-    records: list[dict[str, Any]] = []
-    content: dict[str, Any]
-    if request.rounds is not None:
-        tell(f"measuring {len(cells)} cells in turns")
-        records = run_cells_in_turns(
-            request.workload, cells, rounds=request.rounds, plan=request.plan, device=device, ranges=ranges,
-        )  # fmt: skip
-        content = document(
-            request.workload, request.plan, environment(device), [*records, *impossible], request.command
-        )
-        if output is not None:
-            write_measurements(output, content)
+        def written(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+            content = document(workload, plan, facts(torch_device), [*records, *impossible], command)
+            if output is not None:
+                write_measurements(output, content)
+            return content
+
+        if rounds is not None:
+            tell(f"measuring {len(cells)} cells in turns")
+            in_turns = run_cells_in_turns(workload, cells, rounds=rounds, plan=plan, device=torch_device, ranges=ranges)
+            return written(in_turns)
+        content: dict[str, Any] = {}
+        records: list[dict[str, Any]] = []
+        tell(f"measuring cell 1 of {len(cells)}")
+        for record in run_cells(workload, cells, plan=plan, device=torch_device, ranges=ranges):
+            records.append(record)
+            content = written(records)
+            tell(f"measuring cell {min(len(records) + 1, len(cells))} of {len(cells)}")
         return content
-    content = {}
-    facts: dict[str, Any] = {}
-    tell(f"measuring cell 1 of {len(cells)}")
-    for number, record in enumerate(
-        run_cells(request.workload, cells, plan=request.plan, device=device, ranges=ranges), 1
-    ):
-        facts = facts or environment(device)
-        records.append(record)
-        content = document(request.workload, request.plan, facts, [*records, *impossible], request.command)
-        if output is not None:
-            write_measurements(output, content)
-        tell(f"measuring cell {min(number + 1, len(cells))} of {len(cells)}")
-    return content
 
 
 #: The settings of each workload that are options, with metavar and help.
@@ -247,32 +230,19 @@ def _measure(
         checked_file(output)
     if report is not None:
         checked_folder(report)
-    names = range_names(range_name or [])
-    until = rounds is None and repetitions is None
+    names = _range_names(range_name or [])
     precision = given_share(interval)
-    request = Request(
-        workload=workload,
-        axes=axes_of(workload, settings),
-        plan=make_plan(warmup, repetitions, precision, seconds, flush_l2, rounds),
-        device=device,
-        ranges=ranges or bool(names),
-        range_names=names,
-        rounds=rounds,
-        command=command_line(
-            "warplens", "bench", workload, **settings, warmup=warmup, rounds=rounds, repetitions=repetitions,
-            interval=f"{precision:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
-        ),
+    until = rounds is None and repetitions is None
+    command = command_line(
+        "warplens", "bench", workload, **settings, warmup=warmup, rounds=rounds, repetitions=repetitions,
+        interval=f"{precision:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
     )  # fmt: skip
-    with progress("preparing") as tell:
-        content = measure_all(request, output, tell)
+    axes = axes_of(workload, settings)
+    plan = _plan(warmup, repetitions, precision, seconds, flush_l2, rounds)
+    content = _measured(workload, axes, plan, device, Ranges(ranges or bool(names), names), rounds, command, output)
     if output is not None:
         note(f"{output}: {len(content['measurements'])} cells")
     _tell(measurements_of(content, output or Path("measurements")), report, form)
-
-
-_CheckOption = Annotated[
-    bool, flag("--check", "Hold what each kernel computes against float64, and time nothing; exit 1 if one is too far.")
-]
 
 
 def _check(
@@ -280,12 +250,11 @@ def _check(
 ) -> None:
     """Compare the kernels with float64; print a table and, with `report`, write a document with a chart."""
     from warplens.report.measured import errors_document, errors_tables
-    from warplens.workloads.cells import cell_grid, default_device
+    from warplens.workloads.cells import cell_grid, default_device, environment
 
     path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
     cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", settings))
     torch_or_advice()
-    from warplens.workloads.cells import environment
     from warplens.workloads.tensors import attention_errors
 
     torch_device = device or default_device()
@@ -300,10 +269,7 @@ def _check(
         path.write_bytes(envelope("attention-errors", "attention", data))
         note(path)
     if folder is not None:
-        from warplens.report.write import write_document
-
-        for written in write_document(errors_document(rows), folder, name="errors"):
-            note(written)
+        _write(errors_document(rows), folder, "errors")
     if rows.filter(~pl.col("near_enough")).height:
         raise typer.Exit(GATE_FAILED)
 
@@ -319,23 +285,14 @@ def _command(workload: str) -> Callable[..., None]:
         else:
             _measure(workload, values, **options)
 
-    own_parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, option(*metavar_and_help)],
-        )
-        for name, metavar_and_help in settings.items()
-    ]
+    parameters: dict[str, tuple[Any, Any]] = {
+        name: (Annotated[str | None, option(*metavar_and_help)], None) for name, metavar_and_help in settings.items()
+    }
     if workload == "attention":
-        own_parameters.append(
-            inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption)
-        )
+        meaning = "Hold what each kernel computes against float64, and time nothing; exit 1 if one is too far."
+        parameters["check"] = (Annotated[bool, flag("--check", meaning)], False)
     shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
-    parameters = [*own_parameters, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shared)]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_parameters(command, parameters | {given.name: (given.annotation, given.default) for given in shared})
     command.__doc__ = f"""{workload_named(workload).summary}
 
     Several values of an option, joined by commas, make a grid. A cell that runs out of memory is recorded as such, and
@@ -350,12 +307,16 @@ bench_lm, bench_token_reduction, bench_attention = map(_command, _SETTINGS)
 def _tell(measurements: Measurements, report: Path | None, form: Format) -> None:
     emit(_answer(measurements), form)
     if report is not None:
-        from warplens.report.write import write_document
+        _write(measured_document(measurements), report, "bench")
 
-        with progress("drawing"):
-            written = write_document(measured_document(measurements), report, name="bench")
-        for path in written:
-            note(path)
+
+def _write(document: Document, folder: Path, name: str) -> None:
+    from warplens.report.write import write_document
+
+    with progress("drawing"):
+        written = write_document(document, folder, name=name)
+    for path in written:
+        note(path)
 
 
 def _answer(measurements: Measurements) -> Answer:

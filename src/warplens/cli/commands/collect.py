@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -35,7 +36,7 @@ from warplens.collect.compute import (
     select_from_trace,
     select_kernels,
 )
-from warplens.collect.doctor import Diagnosis, examine_machine, missing
+from warplens.collect.doctor import examine_machine, missing
 from warplens.collect.machine import System, Tool, dotted, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.errors import UsageError
@@ -56,26 +57,16 @@ class Stage:
     leaves: Path  #: the file that it must write
     runs_program: bool = True  #: whether it starts the user's program, with `COLLECTING` in its environment
 
+    @property
+    def shown(self) -> str:
+        """The command as typed in a shell, with the variable that tells the program which tool records it."""
+        return (f"{COLLECTING}={self.tool} " if self.runs_program else "") + shlex.join(self.command)
 
-def shown(stage: Stage) -> str:
-    """The command as typed in a shell, with the variable that tells the program which tool records it."""
-    return (f"{COLLECTING}={stage.tool} " if stage.runs_program else "") + shlex.join(stage.command)
 
+def _collect(stages: Sequence[Stage], folder: Path, *, force: bool) -> list[Path]:
+    """Run commands one after the other, and return the files that they wrote.
 
-def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> list[Path]:
-    """Run commands one after the other; files of a failed run are kept and listed in the manifest, too.
-
-    Args:
-        stages: the commands.
-        folder: receives the manifest.
-        force: whether to replace existing files.
-
-    Returns:
-        The files that they wrote.
-
-    Raises:
-        UsageError: a file exists already, or a program does not exist.
-        CollectionFailedError: a command failed, or wrote no file.
+    Files of a failed run are kept and listed in the manifest of the folder, too.
     """
     for stage in stages:
         if stage.leaves.exists() and not force:
@@ -85,7 +76,7 @@ def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> lis
         stage.leaves.unlink(missing_ok=True)
     code, failure = 0, None
     for stage in stages:
-        note(f"running {stage.tool}: {shown(stage)}")
+        note(f"running {stage.tool}: {stage.shown}")
         variables = {COLLECTING: stage.tool} if stage.runs_program else {}
         outcome = run_command(stage.command, variables, lambda line: note(f"  {line}"))
         code = code or outcome.code
@@ -118,7 +109,7 @@ def _failure(stage: Stage, code: int, tail: Sequence[str], reason: str | None) -
     return f"{summary}. Its last lines: {last_lines}" if last_lines else summary
 
 
-def cost_line(phase: str, cost: Cost) -> str:
+def _cost_line(phase: str, cost: Cost) -> str:
     """The estimated cost of a phase in one line."""
     if cost.passes is None or cost.least_s is None or cost.most_s is None:
         return f"{phase}: about {cost.passes_each} passes for each launch, of as many as there are"
@@ -139,15 +130,12 @@ _MOST_LAUNCHES = 1000
 _MOST_CHOSEN = 50
 
 
-#: The profiler to use.
-Profiler: TypeAlias = Literal["nsys", "ncu", "torch"]
-
 #: Which phases of ncu to run.
 Phase: TypeAlias = Literal["both", "light", "targeted"]
 
 
 def collect(
-    profiler: Annotated[Profiler, argument("nsys|ncu|torch", "The profiler to use.")],
+    profiler: Annotated[Literal["nsys", "ncu", "torch"], argument("nsys|ncu|torch", "The profiler to use.")],
     program: Annotated[list[str], argument("-- CMD…", "The program and its arguments.")],
     output: Annotated[
         Path, option("DIR", "Folder for the profiles and manifest.json.", "--output", "-o", show_default=True)
@@ -239,34 +227,40 @@ def collect(
     base = output / stem
     chosen = {"--preset": preset, "--set": set_name, "--section": section, "--metrics": metrics}
     others = {"--also": also, "--kernel": kernel, "--target": target, "--stacks": stacks, "--modules": modules}
-    _refuse_foreign(profiler, {**chosen, **others})
+    for option_name, value in {**chosen, **others}.items():
+        if value and (owner := _PROFILER_OF[option_name]) != profiler:
+            raise UsageError(f"{option_name} is an option of collect {owner}, not of collect {profiler}")
+    run: _Run = _print if dry_run else partial(_collect, folder=output, force=force)
     try:
         if profiler == "nsys":
             recording = Recording(parse_capture(capture), graphs, memory, force, tuple(_words(also)))
-            files = _run(_nsys(recording, tool, base, program), output, dry_run=dry_run, force=force)
+            files = run(_nsys(recording, tool, base, program))
         elif profiler == "torch":
             options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
-            files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
+            files = run([_torch(program, base, steps, options)])
         else:
-            ncu = _Ncu(
-                needed_tool("ncu", machine(), tool),
-                Profiling(replay_mode=replay, clock_control=clocks, force=force),
-                parse_capture(capture),
-                base,
-                program,
-            )
+            profiling = Profiling(replay_mode=replay, clock_control=clocks, force=force)
+            ncu = _Ncu(needed_tool("ncu", machine(), tool), profiling, parse_capture(capture), base, program, run)
             pattern = kernel_pattern(_words(*target or ()), kernel or ())
-            runs = _chosen_counters(ncu.profiling, preset or (), set_name, section or (), _words(*metrics or ()))
+            runs = _chosen_counters(profiling, preset or (), set_name, section or (), _words(*metrics or ()))
             if runs or pattern:
-                files = ncu.run_chosen(runs, pattern, trace, launches, dry_run=dry_run, force=force)
+                files = ncu.run_chosen(runs, pattern, trace, launches)
             else:
-                files = ncu.run(phase, trace, launches, dry_run=dry_run, force=force)
+                files = ncu.run_phases(phase, trace, launches, dry_run=dry_run)
     except CollectionFailedError as failure:
         complain(failure)
         raise typer.Exit(GATE_FAILED) from None
     if dry_run:
         return
-    _conclude(files, output, report=report)
+    print_lines(files)
+    # Of a recording and its export, the export is read, since it needs no nsys.
+    profiles = [path for path in files if path.suffix != ".nsys-rep"]
+    if report:
+        from warplens.cli.commands.report import report as write_report
+
+        write_report(profiles, output=output / "report")
+    else:
+        note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(output / 'report')])}")
 
 
 #: Options that apply to one profiler only.
@@ -276,12 +270,6 @@ _PROFILER_OF: Final = {
     "--stacks": "torch",
     "--modules": "torch",
 }
-
-
-def _refuse_foreign(profiler: Profiler, options: dict[str, object]) -> None:
-    for name, value in options.items():
-        if value and _PROFILER_OF[name] != profiler:
-            raise UsageError(f"{name} is an option of collect {_PROFILER_OF[name]}, not of collect {profiler}")
 
 
 def _words(*lists: str | None) -> list[str]:
@@ -354,22 +342,28 @@ def _torch(program: Sequence[str], base: Path, steps: str | None, options: dict[
     return Stage("torch", torch_version(machine(), program), words, trace)
 
 
-def _run(stages: Sequence[Stage], folder: Path, *, dry_run: bool, force: bool) -> list[Path]:
-    if dry_run:
-        with answering() as stdout:
-            stdout.write("".join(f"{shown(stage)}\n" for stage in stages))
-        return []
-    return collect_stages(stages, folder, force=force)
+def _print(stages: Sequence[Stage]) -> list[Path]:
+    """Print commands instead of running them."""
+    with answering() as stdout:
+        stdout.write("".join(f"{stage.shown}\n" for stage in stages))
+    return []
+
+
+#: Runs or prints commands, and returns the files that they wrote.
+_Run: TypeAlias = Callable[[Sequence[Stage]], list[Path]]
 
 
 class _Ncu:
     """The phases of Nsight Compute; the kernels of a phase are selected from a trace or from the phase before."""
 
-    def __init__(self, tool: Tool, profiling: Profiling, capture: Capture, base: Path, program: Sequence[str]) -> None:
+    def __init__(
+        self, tool: Tool, profiling: Profiling, capture: Capture, base: Path, program: Sequence[str], run: _Run
+    ) -> None:
         self.tool, self.profiling, self.capture, self.base, self.program = tool, profiling, capture, base, program
+        self.run = run
         note(f"using {tool.title}")
 
-    def run(self, phase: Phase, trace: Path | None, launches: int | None, *, dry_run: bool, force: bool) -> list[Path]:
+    def run_phases(self, phase: Phase, trace: Path | None, launches: int | None, *, dry_run: bool) -> list[Path]:
         """Run the requested phases, and return the files that they wrote."""
         if phase == "targeted" and trace is None:
             raise UsageError("--phase targeted needs --trace, to know the kernels that matter")
@@ -379,7 +373,7 @@ class _Ncu:
             light = _limited(light, launches)
         files: list[Path] = []
         if phase != "targeted":
-            files += _run([self._stage("light", light)], self.base.parent, dry_run=dry_run, force=force)
+            files += self.run([self._stage("light", light)])
         if phase == "light":
             return files
         if targeted is None:
@@ -387,17 +381,10 @@ class _Ncu:
                 note("targeted: its kernels are chosen from the light report, once that is there")
                 return files
             targeted = _from_light(files[0])
-        return files + _run([self._stage("targeted", targeted)], self.base.parent, dry_run=dry_run, force=force)
+        return files + self.run([self._stage("targeted", targeted)])
 
     def run_chosen(
-        self,
-        runs: dict[str, Profiling],
-        pattern: str | None,
-        trace: Path | None,
-        launches: int | None,
-        *,
-        dry_run: bool,
-        force: bool,
+        self, runs: dict[str, Profiling], pattern: str | None, trace: Path | None, launches: int | None
     ) -> list[Path]:
         """Profile the chosen kernels with the chosen counters, and return the files, one per run."""
         selection = Selection(launches=_MOST_CHOSEN, pattern=pattern)
@@ -406,7 +393,7 @@ class _Ncu:
         selection = _limited(selection, launches)
         runs = runs or {"targeted": replace(self.profiling, sections=TARGETED)}
         stages = [self._stage(name, selection, profiling) for name, profiling in runs.items()]
-        return [path for stage in stages for path in _run([stage], self.base.parent, dry_run=dry_run, force=force)]
+        return [path for stage in stages for path in self.run([stage])]
 
     def _stage(self, phase: str, selection: Selection, profiling: Profiling | None = None) -> Stage:
         if profiling is None:
@@ -414,7 +401,7 @@ class _Ncu:
         if selection.names:
             share = f" ({selection.share:.0%} of the kernel time)" if selection.share is not None else ""
             note(f"{phase}: {', '.join(selection.names)}{share}")
-        note(cost_line(phase, cost(profiling, selection)))
+        note(_cost_line(phase, cost(profiling, selection)))
         report = self.base.parent / f"{self.base.name}_{phase}"
         words = profile_command(self.tool, profiling, selection, self.capture, str(report), self.program)
         leaves = report.parent / f"{report.name}.ncu-rep"
@@ -449,18 +436,6 @@ def _from_light(report: Path) -> Selection:
     return select_kernels(summary["name"].cast(pl.String).to_list(), summary["total_ns"].cast(pl.Int64).to_list())
 
 
-def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
-    print_lines(files)
-    # Of a recording and its export, the export is read, since it needs no nsys.
-    profiles = [path for path in files if path.suffix != ".nsys-rep"]
-    if report:
-        from warplens.cli.commands.report import report as write_report
-
-        write_report(profiles, output=folder / "report")
-        return
-    note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(folder / 'report')])}")
-
-
 def doctor(
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", "-f", help="For people (table), or for programs (json).")
@@ -487,19 +462,15 @@ def doctor(
         checks = list(diagnosis.checks)
         print_json(envelope("doctor", None, {"checks": checks, "can": diagnosis.can, "works": diagnosis.works}))
     else:
-        _print_for_people(diagnosis)
+        name_width = max(len(check.name) for check in diagnosis.checks)
+        status_width = max(len(check.status) for check in diagnosis.checks)
+        lines = []
+        for check in diagnosis.checks:
+            lines.append(f"{check.status:<{status_width}}  {check.name:<{name_width}}  {one_line(check.found)}")
+            if check.fix:
+                lines.append(f"{'':{status_width + name_width + 4}}→ {one_line(check.fix)}")
+        with answering() as stdout:
+            stdout.write("\n".join(lines) + f"\n\n{one_line(diagnosis.works)}.\n")
     if lacking:
         complain(f"required, but not possible here: {', '.join(lacking)}")
         raise typer.Exit(GATE_FAILED)
-
-
-def _print_for_people(diagnosis: Diagnosis) -> None:
-    name_width = max(len(check.name) for check in diagnosis.checks)
-    status_width = max(len(check.status) for check in diagnosis.checks)
-    lines = []
-    for check in diagnosis.checks:
-        lines.append(f"{check.status:<{status_width}}  {check.name:<{name_width}}  {one_line(check.found)}")
-        if check.fix:
-            lines.append(f"{'':{status_width + name_width + 4}}→ {one_line(check.fix)}")
-    with answering() as stdout:
-        stdout.write("\n".join(lines) + f"\n\n{one_line(diagnosis.works)}.\n")

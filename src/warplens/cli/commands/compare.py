@@ -122,15 +122,10 @@ def _only(folder: Path, files: Sequence[Path], noun: str) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def load_traces(
+def _load_traces(
     sides: tuple[SideFiles, SideFiles], window: str, range_name: str | None
 ) -> tuple[TraceFiles, TraceFiles]:
-    """Both sides, every repeat with its window, with launch configurations, by which kernels are matched.
-
-    Raises:
-        UsageError: a window lies outside of a trace, or a range is not in it; the message names the file.
-        UnreadableInputError: a file cannot be read.
-    """
+    """Both sides, every repeat with its window, with launch configurations, by which kernels are matched."""
     reuse_freed_memory([file for side in sides for file in side.files])
     names = [shown_name(side.path.resolve().name) for side in sides]
     if names[0] == names[1]:
@@ -163,21 +158,13 @@ def _skipped_note(skipped: Sequence[Path]) -> Iterator[Note]:
         yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
 
 
-def load_measurements(
+def _load_measurements(
     sides: tuple[SideFiles, SideFiles], settings: tuple[str | None, str | None]
 ) -> tuple[Sweep, tuple[Note, ...]]:
     """The cells of two measurements files, matched by equal settings apart from those that distinguish the sides.
 
-    Args:
-        sides: the files; the same one twice compares cells of it.
-        settings: for each side the settings of the cells to select (`method=topk,keep=0.1`); None for all.
-
-    Returns:
-        A sweep without `_SIDE` in the settings of its sides, and notes that limit the comparison. Rounds of different
-        files are not paired, since they were not measured in turns.
-
-    Raises:
-        UsageError: no cell has these settings, or no cells of the two sides match.
+    The same file twice compares cells of it. The sweep has no `_SIDE` in the settings of its sides. Rounds of different
+    files are not paired, since they were not measured in turns.
     """
     selected = [side_of(text) if text is not None else {} for text in settings]
     first, second = (side.files[0] for side in sides)
@@ -243,11 +230,11 @@ def _without_side(sweep: Sweep, *, paired: bool) -> Sweep:
         replace(point, baseline=_unpaired(point.baseline, paired), variant=_unpaired(point.variant, paired))
         for point in sweep.points
     )
-    return replace(sweep, baseline=_own(sweep.baseline), variant=_own(sweep.variant), points=points, paired=paired)
-
-
-def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != _SIDE}
+    baseline, variant = (
+        {name: value for name, value in settings.items() if name != _SIDE}
+        for settings in (sweep.baseline, sweep.variant)
+    )
+    return replace(sweep, baseline=baseline, variant=variant, points=points, paired=paired)
 
 
 def _unpaired(cell: Cell | None, paired: bool) -> Cell | None:
@@ -285,18 +272,12 @@ def _answer(
     return Answer("compare", sources, [part], rows if options.most is None else rows.head(options.most), data, notes)
 
 
-def of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
-    """Compare cells of measurements.
-
-    Raises:
-        UsageError: no cells of the two sides match.
-        UnreadableInputError: a file cannot be read.
-        MissingDataError: there is a gate, and the GPUs differ.
-    """
+def _of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+    """Compare cells of measurements."""
     from warplens.report.comparison.words import NO_GATE
     from warplens.studies.sweeps import cells
 
-    sweep, notes = load_measurements(sides, options.where)
+    sweep, notes = _load_measurements(sides, options.where)
     with progress("comparing"):
         numbers = cells.compare_cells(sweep, margin=options.margin, level=options.level, fail_on=options.fail_on)
         numbers = replace(numbers, notes=(*notes, *numbers.notes))
@@ -305,22 +286,16 @@ def of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Out
     part = Part(
         head=cells.cell_head(sweep), verdict=[cells.cell_answer(numbers)], tables=[cells.cell_table(numbers, 0)]
     )
+    sources, rows, limit = [side.files[0].name for side in sides], cells.cell_rows(numbers), options.fail_on
     return Outcome(
-        _answer(
-            [side.files[0].name for side in sides],
-            part,
-            numbers.notes,
-            cells.cell_rows(numbers),
-            lambda: cells.cell_data(numbers, options.fail_on),
-            options,
-        ),
+        _answer(sources, part, numbers.notes, rows, lambda: cells.cell_data(numbers, limit), options),
         document=lambda: cells.cell_document(numbers),
-        gate=[cells.cell_gate_line(numbers, options.fail_on)] if options.fail_on is not None else (),
-        failed=options.fail_on is not None and bool(numbers.regressions or numbers.broken),
+        gate=[cells.cell_gate_line(numbers, limit)] if limit is not None else (),
+        failed=limit is not None and bool(numbers.regressions or numbers.broken),
     )
 
 
-def of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+def _of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     """Compare two reports of hardware counters."""
     from warplens.report.comparison.document import counter_document
     from warplens.report.counters.beside import comparison_data, comparison_lines, comparison_tables
@@ -328,18 +303,13 @@ def of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome
     comparison = _compared(side.files[0] for side in sides)
     head, *verdict = comparison_lines(comparison)
     part = Part(head=[head], verdict=verdict, tables=comparison_tables(comparison, limit=0))
+
+    def data() -> dict[str, Any]:
+        return {"kind": "counters", **comparison_data(comparison)}
+
     sources = [comparison.before, comparison.after]
-    return Outcome(
-        _answer(
-            sources,
-            part,
-            comparison.notes,
-            comparison.groups,
-            lambda: {"kind": "counters", **comparison_data(comparison)},
-            options,
-        ),
-        document=lambda: counter_document(comparison),
-    )
+    answer = _answer(sources, part, comparison.notes, comparison.groups, data, options)
+    return Outcome(answer, document=lambda: counter_document(comparison))
 
 
 def _compared(paths: Iterable[Path]) -> CountersComparison:
@@ -350,14 +320,8 @@ def _compared(paths: Iterable[Path]) -> CountersComparison:
         return compare_counters(before, after)
 
 
-def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
-    """Compare steps of traces.
-
-    Raises:
-        UsageError: the window or range is not in a trace.
-        UnreadableInputError: a file cannot be read.
-        MissingDataError: there is a gate, and the sides cannot be compared.
-    """
+def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+    """Compare steps of traces."""
     from warplens.answers import comparison_answer
     from warplens.report.comparison.numbers import compare_steps, step_head
     from warplens.report.comparison.words import (
@@ -371,7 +335,7 @@ def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     )
 
     counters = _compared(filter(None, options.counters)) if all(options.counters) else None
-    baseline, variant = load_traces(sides, options.window, options.range_name)
+    baseline, variant = _load_traces(sides, options.window, options.range_name)
     with progress("comparing"):
         numbers = compare_steps(
             baseline,
@@ -517,7 +481,7 @@ def compare(
     )
     sides = find_sides(baseline, variant)
     _check(sides[0].content, options)
-    find = {"a trace": of_traces, "measurements": of_measurements, "counters of Nsight Compute": of_counters}
+    find = {"a trace": _of_traces, "measurements": _of_measurements, "counters of Nsight Compute": _of_counters}
     outcome = find[sides[0].content](sides, options)
     give(outcome.answer, form, folder, outcome.document)
     for line in outcome.doubts if State.quiet else ():  # otherwise printed with the answer
@@ -531,11 +495,7 @@ def compare(
 
 
 def _check(content: Content, options: Options) -> None:
-    """Refuse options that do not apply to sides of this kind.
-
-    Raises:
-        UsageError: such an option was given.
-    """
+    """Refuse options that do not apply to sides of this kind."""
     if content != "measurements" and any(options.where):
         raise UsageError(f"--baseline-where and --variant-where choose cells of measurements; each side is {content}")
     if content != "a trace" and (options.window != "steady" or options.range_name is not None):

@@ -19,7 +19,7 @@ from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print
 from warplens.cli.edge import State, progress
 from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
-from warplens.profile import Capture, Note
+from warplens.profile import Capture
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
 from warplens.report.counters.beside import (
@@ -71,10 +71,15 @@ def counters(
     that collects the rest. With --compare, what changed from the first report to each of the others.
     """
     metrics, most = metric or [], most_rows(form, limit)
-    _check_comparison(len(paths), compare, pair or [], trace is not None)
+    if pair and not compare:
+        raise UsageError("--pair says which kernels to compare: add --compare")
+    if compare and len(paths) < 2:
+        raise UsageError("--compare needs two reports or more: name them, the one to compare with first")
+    if compare and trace is not None:
+        raise UsageError("--compare and --trace answer different questions: ask for one at a time")
     if trace is None and (window != "steady" or ncu_version is not None or State.gpu is not None):
         raise UsageError("--window, --ncu-version and --gpu are about a trace of the same program: add --trace")
-    pairs = parse_pairs(pair or [])
+    pairs = _parse_pairs(pair or [])
     reports = [load_counters(path) for path in paths]
     if compare:
         emit(_side_by_side(reports, pairs, metrics, most), form)
@@ -89,7 +94,8 @@ def counters(
     )
     parts, notes = [], []
     for index, (report, (_, table)) in enumerate(zip(reports, summaries, strict=True)):
-        report_notes = _notes(report, bool(joined))
+        # With a trace, the coverage is known.
+        report_notes = [note for note in counter_notes(report) if not (joined and note.code == "coverage-unknown")]
         notes += report_notes
         head = [recorded_by(report.capture, devices=True)]
         parts.append(Part(head=head, notes=note_lines(report_notes, all_of_them=True), tables=[table]))
@@ -127,37 +133,14 @@ def _facts(report: KernelCounters) -> dict[str, object]:
     return {**facts, "launches": report.launches.height, "session": report.session}
 
 
-def _notes(report: KernelCounters, with_trace: bool) -> list[Note]:
-    """The notes on a report, without "coverage-unknown" if there is a trace."""
-    return [note for note in counter_notes(report) if not (with_trace and note.code == "coverage-unknown")]
-
-
 def _joined_part(joined: Joined, most: int | None) -> Part:
     """Coverage, ranking and the next run, to follow the table of a report."""
-    return Part(
-        lines=list(coverage_lines(joined)),
-        tables=list(coverage_tables(joined, most)),
-        closing=list(next_run_lines(joined)),
-        command=joined.next_run.command,
-    )
+    lines, tables = list(coverage_lines(joined)), list(coverage_tables(joined, most))
+    return Part(lines=lines, tables=tables, closing=list(next_run_lines(joined)), command=joined.next_run.command)
 
 
-def _check_comparison(reports: int, compare: bool, pairs: Sequence[str], with_trace: bool) -> None:
-    """Check the options of a comparison before any report is read."""
-    if pairs and not compare:
-        raise UsageError("--pair says which kernels to compare: add --compare")
-    if compare and reports < 2:
-        raise UsageError("--compare needs two reports or more: name them, the one to compare with first")
-    if compare and with_trace:
-        raise UsageError("--compare and --trace answer different questions: ask for one at a time")
-
-
-def parse_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Texts `BEFORE=AFTER` as pairs of names, split at the first `=`.
-
-    Raises:
-        UsageError: a text has another form.
-    """
+def _parse_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Texts `BEFORE=AFTER` as pairs of names, split at the first `=`."""
     pairs = []
     for text in texts:
         before, sign, after = text.partition("=")
@@ -241,9 +224,16 @@ def roofline(
     A row is a group of launches of the same kernel with the same grid and block. Operations and bytes are counted, at
     each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
     """
-    _check_output(output, paths)
-    if output is not None and form != "table":
-        raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
+    if output is not None:
+        suffix = output.suffix.lower()
+        if suffix not in _CHARTS:
+            raise UsageError(f"{output.name}: a chart is written as {', '.join(_CHARTS)}; name such a file")
+        if suffix in _PICTURES and len(paths) > 1:
+            raise UsageError(f"{output.name}: a picture holds the chart of one report; name one, or write .html")
+        if not output.absolute().parent.is_dir():
+            raise UsageError(f"{output.name}: there is no folder {output.parent.name} to write it to")
+        if form != "table":
+            raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
     if State.gpu is not None:
         raise UsageError("roofline has no --gpu: its roofs are the report's. State others with --ceiling")
     ceilings = dict(map(_parse_ceiling, ceiling or ()))
@@ -274,19 +264,6 @@ def roofline(
     emit(Answer("roofline", sources, parts, table, lambda: {"reports": roofs, "rows": table}, warnings), form)
 
 
-def _check_output(output: Path | None, paths: Sequence[Path]) -> None:
-    """Check the output before large reports are read."""
-    if output is None:
-        return
-    suffix = output.suffix.lower()
-    if suffix not in _CHARTS:
-        raise UsageError(f"{output.name}: a chart is written as {', '.join(_CHARTS)}; name such a file")
-    if suffix in _PICTURES and len(paths) > 1:
-        raise UsageError(f"{output.name}: a picture holds the chart of one report; name one, or write .html")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"{output.name}: there is no folder {output.parent.name} to write it to")
-
-
 def _parse_ceiling(text: str) -> tuple[str, float]:
     roof, _, rate = text.partition("=")
     roof = roof.strip().lower()
@@ -314,7 +291,4 @@ def _write(output: Path, reports: Sequence[tuple[Capture, Roofline]]) -> None:
     figure = roofline_figure(analysis, numbered_points(analysis))
     if figure is None:
         raise UsageError(f"{capture.source}: {why_no_chart(analysis)}")
-    if suffix == ".svg":
-        write_whole(output, figure.chart.svg(figure.alt))
-    else:
-        write_whole(output, figure.chart.png(figure.alt))
+    write_whole(output, figure.chart.svg(figure.alt) if suffix == ".svg" else figure.chart.png(figure.alt))

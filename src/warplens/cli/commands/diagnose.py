@@ -9,29 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 from warplens.answers import diagnose_selection, run_answer
 from warplens.cli.answer import Part, answered, emit, head, select, with_measured_step
 from warplens.cli.edge import end_with, one_line, progress
-from warplens.cli.options import (
-    Format,
-    FormatOption,
-    RangeOption,
-    StepTimeOption,
-    WindowOption,
-    argument,
-    option,
-)
+from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.verdict import (
-    brings,
-    evidence_text,
-    place_lines,
-    places,
-    standing,
-    steps_judged,
-    verdict_words,
-)
+from warplens.report.verdict import brings, evidence_text, place_lines, places, standing, steps_judged, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -43,18 +43,15 @@ def export(
     no environment, hosts, users, paths or command lines. Existing output is replaced.
     """
     profile = only_profile(path)
+    name = stem(profile.name) or "profile"
     if to == "perfetto":
-        target = checked_file(output or Path(_stem(profile) + _SUFFIX), (profile,))
+        target = checked_file(output or Path(name + _SUFFIX), (profile,))
         line = _to_perfetto(profile, target)
         written: Iterable[Path] = [target]
     else:
-        folder = checked_folder(output or Path(f"{_stem(profile)}-{to}"))
+        folder = checked_folder(output or Path(f"{name}-{to}"))
         written, line = _to_tables(profile, folder, to)
     print_lines([*written, line])
-
-
-def _stem(profile: Path) -> str:
-    return stem(profile.name) or "profile"
 
 
 def _to_perfetto(profile: Path, target: Path) -> str:

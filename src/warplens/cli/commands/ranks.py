@@ -8,14 +8,7 @@ from typing import Annotated
 from warplens.answers import ranks_answer
 from warplens.cli.answer import Part, answered, checked_target, give, most_rows
 from warplens.cli.edge import end_with, progress
-from warplens.cli.options import (
-    FormatOption,
-    LimitOption,
-    WindowOption,
-    argument,
-    documents_option,
-    option,
-)
+from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, documents_option, option
 from warplens.ranks import analyse_ranks
 from warplens.readers import discover
 from warplens.report import text as fmt

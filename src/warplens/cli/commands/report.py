@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -41,9 +40,6 @@ DEFAULT_FOLDER: Final = Path("warplens-report")
 
 #: Default formats of `report`.
 _FORMS: Final = "html,json"
-
-
-# --- `warplens report` -----------------------------------------------------------------------------------------------
 
 
 def report(
@@ -102,42 +98,39 @@ def report(
     if to_stdout:
         print_json(_json(reading, run))
     else:
-        written: list[Path] = []
-        numbers: list[Numbers] = []
-        if reading.profiles.timelines:
-            numbers = examined(reading)
-            print_answers(numbers, run)
-            written += write_overview(numbers, folder, forms, run)
-        written += write_besides(reading, grid, folder, forms, numbers)
-        print_lines(written)
+        numbers = examined(reading)
+        if numbers:
+            _print_answers(numbers, run)
+        print_lines(write_reports(reading, numbers, run, grid, folder, forms))
     end_with(reading.unreadable, "report")
 
 
-def write_besides(
-    reading: Reading, grid: GridRequest, folder: Path, formats: Sequence[ReportFormat], numbers: Sequence[Numbers]
+def write_reports(
+    reading: Reading,
+    numbers: Sequence[Numbers],
+    run: RunDiagnosis | None,
+    grid: GridRequest,
+    folder: Path,
+    formats: Sequence[ReportFormat],
 ) -> list[Path]:
-    """Write the documents on the grid of the profiles and on counters, unless the target is a file for the report."""
+    """Write the report on the profiles, and unless the target is a file for it, those on their grid and on counters."""
+    written = _write_overview(numbers, folder, formats, run) if numbers else []
     if (reading.cells is not None or reading.counters) and numbers and form_named(folder) is not None:
         note(f"{folder.name} is the report on the profiles; name a folder for those on their grid and on counters")
-        return []
-    written: list[Path] = []
+        return written
     if reading.cells is not None:
-        written += write_grid(reading.profiles, reading.cells, grid, folder, formats, numbers)
+        written += _write_grid(reading.profiles, reading.cells, grid, folder, formats, numbers)
     if reading.counters:
         from warplens.report.counters.document import write_counters
 
         reports = reading.counter_numbers
-        with progress("writing the counters") as tell:
-            written += write_counters(reports, folder, formats, tell)
+        with progress("drawing the counters"):
+            written += write_counters(reports, folder, formats)
     return written
 
 
 def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
-    """The formats to write: those of `--format`, or for a single file that of its suffix.
-
-    Raises:
-        UsageError: the suffix contradicts `--format`.
-    """
+    """The formats to write: those of `--format`, or for a single file that of its suffix."""
     requested = cast("list[ReportFormat]", formats.split(","))
     form = form_named(output) if output is not None else None
     if output is None or form is None:
@@ -149,7 +142,7 @@ def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
     return [form]
 
 
-def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None) -> None:
+def _print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None) -> None:
     """Print the answer in five lines for one profile or a run, or one row per profile for several."""
     from warplens.report.brief import brief, brief_table
 
@@ -174,7 +167,7 @@ def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
     return report_json(examined(reading), run)
 
 
-def write_overview(
+def _write_overview(
     numbers: Sequence[Numbers], folder: Path, formats: Sequence[ReportFormat], run: RunDiagnosis | None = None
 ) -> list[Path]:
     """Write the report on the profiles, and on their run if they are the ranks of one."""
@@ -184,7 +177,7 @@ def write_overview(
         return write_examined(numbers, folder, formats, run)
 
 
-def write_grid(
+def _write_grid(
     profiles: Profiles,
     cells: Cells,
     request: GridRequest,
@@ -219,10 +212,8 @@ def write_grid(
         return write_document(grid_document(grid, diagnoses), folder, formats, "grid", data)
 
 
-# --- `warplens demo` -------------------------------------------------------------------------------------------------
-
-
-_CAPTURES: Final = Path(warplens.__file__).parent / "data" / "captures"
+_DATA: Final = Path(warplens.__file__).parent / "data"
+_CAPTURES: Final = _DATA / "captures"
 
 #: Language models in the report: a training step, and one that ran out of memory. The grid has all of them.
 _ALSO_IN_REPORT: Final = ("lm_small_ctx256_train.sqlite.xz", "lm_large_ctx1024_train.sqlite.xz")
@@ -256,7 +247,7 @@ def demo(
     folder = checked_folder(output)
     # JSON is always written, since the summary announces files for programs.
     forms = [form for form in REPORT_FORMATS if form == "json" or form in formats.split(",")]
-    entries = _shipped_profiles()
+    entries = shipped_profiles()
     shipped = read_profiles([_CAPTURES / entry["file"] for entry in entries])
     in_grid = {entry["file"] for entry in entries if "model" in entry}
     in_report = _selected(shipped, {entry["file"] for entry in entries} - in_grid | set(_ALSO_IN_REPORT))
@@ -264,9 +255,9 @@ def demo(
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
     numbers = examined(Reading(in_report, Timeline.window, (), (), None, ()))
-    written = write_overview(numbers, folder, forms)
+    written = _write_overview(numbers, folder, forms)
     if (cells := find_cells(models.paths, grid)) is not None:
-        written += write_grid(models, cells, grid, folder, forms, numbers)
+        written += _write_grid(models, cells, grid, folder, forms, numbers)
     with progress("telling the findings"):
         findings = findings_document(shipped_evidence(), TITLE)
         written += write_document(findings, folder, forms, name="findings_report")
@@ -275,7 +266,8 @@ def demo(
     print_lines(written)
 
 
-def _shipped_profiles() -> list[dict[str, Any]]:
+def shipped_profiles() -> list[dict[str, Any]]:
+    """The index of the shipped profiles."""
     try:
         index = json.loads((_CAPTURES / "INDEX.json").read_text("utf-8"))
     except FileNotFoundError:
@@ -305,9 +297,6 @@ def _print_summary(entries: list[dict[str, Any]], numbers: Sequence[Numbers]) ->
             print_lines([""])
 
 
-# --- The findings of a token-reduction study -------------------------------------------------------------------------
-
-
 TITLE: Final = "Token reduction: what was found"
 
 #: Input size and batch of the profiles that come with Warplens, and their sides.
@@ -318,37 +307,25 @@ _SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk"
 def shipped_evidence(counters: Path | None = None) -> Evidence:
     """The evidence of the shipped measurements, profiles and policy.
 
-    Args:
-        counters: folder with reports of Nsight Compute on the same programs, which only the repository has.
+    `counters` is a folder with reports of Nsight Compute on the same programs, which only the repository has.
     """
     from warplens.readers.measurements import read_measurements
     from warplens.studies.policies.files import read_policy
     from warplens.studies.reports.evidence import study_evidence
 
-    data = Path(str(files("warplens") / "data"))
-    measured = [
-        read_measurements(data / "measurements" / f"token_reduction{part}.json.xz")
-        for part in ("", "_remedies", "_study")
-    ]
-    profiles = [
-        (
-            {"input_size": size, "batch": batch, **side},
-            read(data / "captures" / f"deit{size}_bs{batch}_{name}.sqlite.xz"),
-        )
+    cells = [
+        ({"input_size": size, "batch": batch, **side}, f"deit{size}_bs{batch}_{name}")
         for size, batch in _POINTS
         for name, side in _SIDES
     ]
-    policy = read_policy(data / "policies" / "token_reduction.json")
-    name, side = _SIDES[1]  # hypotheses are about the variant
+    profiles = [(settings, read(_CAPTURES / f"{name}.sqlite.xz")) for settings, name in cells]
     counted = []
-    if counters is not None:
-        counted = [
-            (
-                {"input_size": size, "batch": batch, **side},
-                read_counters(counters / f"deit{size}_bs{batch}_{name}.ncu-rep.xz"),
-            )
-            for size, batch in _POINTS
-        ]
-    return study_evidence(
-        measured[0], profiles, counters=counted, remedies=measured[1], grid=measured[2], policy=policy
+    if counters is not None:  # hypotheses are about the variant, the second side
+        variants = cells[1 :: len(_SIDES)]
+        counted = [(settings, read_counters(counters / f"{name}.ncu-rep.xz")) for settings, name in variants]
+    measured, remedies, grid = (
+        read_measurements(_DATA / "measurements" / f"token_reduction{part}.json.xz")
+        for part in ("", "_remedies", "_study")
     )
+    policy = read_policy(_DATA / "policies" / "token_reduction.json")
+    return study_evidence(measured, profiles, counters=counted, remedies=remedies, grid=grid, policy=policy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -200,7 +200,17 @@ def policy(
     `fit` takes a sweep and writes a small file; warplens.AdaptiveModule chooses by it at run time. `check` says what
     its choices would have cost where other measurements have both sides.
     """
-    _check_arguments(doing, against, output, baseline, variant, fallback, fail_on)
+    _check_arguments(
+        doing,
+        against,
+        {
+            "--output": output,
+            "--baseline": baseline,
+            "--variant": variant,
+            "--fallback": fallback,
+            "--fail-on": fail_on,
+        },
+    )
     limit = None if fail_on is None else _share("--fail-on", fail_on)
     if doing == "check":
         assert against is not None
@@ -224,37 +234,28 @@ def policy(
     _emit(fitted.source, list(policy_facts(fitted)), points_table(fitted), data, form)
 
 
-def _check_arguments(
-    doing: PolicyAction,
-    against: Path | None,
-    output: Path | None,
-    baseline: str | None,
-    variant: list[str] | None,
-    fallback: str | None,
-    fail_on: str | None,
-) -> None:
+#: The actions of the options that not all of them have.
+_ACTIONS: Final = {
+    "--output": ("fit",),
+    "--baseline": ("fit", "check"),
+    "--variant": ("fit", "check"),
+    "--fallback": ("fit",),
+    "--fail-on": ("check",),
+}
+
+
+def _check_arguments(doing: PolicyAction, against: Path | None, options: Mapping[str, object]) -> None:
     if doing == "check" and against is None:
         raise UsageError("check needs measurements beside the policy: warplens policy check policy.json SWEEP")
     if doing != "check" and against is not None:
         raise UsageError(f"{doing} takes one file, and no second one ({against.name})")
-    allowed_actions = {
-        "--output": (output, ("fit",)),
-        "--baseline": (baseline, ("fit", "check")),
-        "--variant": (variant, ("fit", "check")),
-        "--fallback": (fallback, ("fit",)),
-        "--fail-on": (fail_on, ("check",)),
-    }
-    for name, (value, allowed) in allowed_actions.items():
-        if value is not None and doing not in allowed:
+    for name, value in options.items():
+        if value is not None and doing not in _ACTIONS[name]:
             raise UsageError(f"{name} is not an option of policy {doing}")
 
 
 def _share(option: str, text: str) -> float:
-    """The share below 1 of a percentage.
-
-    Raises:
-        UsageError: the text is not such a percentage.
-    """
+    """The share below 1 of a percentage."""
     value = share_in(text)
     if value is None or value >= 1:
         raise UsageError(f"{option} takes a percentage below 100%, such as 2%, not {text!r}")
@@ -279,12 +280,7 @@ def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
 
 
 def _check(
-    file: Path,
-    against: Path,
-    baseline: str | None,
-    variant: Sequence[str] | None,
-    limit: float | None,
-    form: Format,
+    file: Path, against: Path, baseline: str | None, variant: Sequence[str] | None, limit: float | None, form: Format
 ) -> None:
     from warplens.studies.policies.document import check_table, regret_rows, regret_sentence
     from warplens.studies.policies.regret import regrets_on, summary
@@ -313,8 +309,7 @@ def _check(
     data |= {"limit": limit, "failed": failed, "rows": regret_rows(cells, axes)}
     _emit(sweeps[0].source, facts, check_table(cells, axes), data, form)
     if failed:
-        summary_text = f": {regret_sentence(overall, axes)}"
-        note(f"the policy is beyond the limit of {100 * (limit or 0):g} %{summary_text}")
+        note(f"the policy is beyond the limit of {100 * (limit or 0):g} %: {regret_sentence(overall, axes)}")
         raise typer.Exit(GATE_FAILED)
 
 

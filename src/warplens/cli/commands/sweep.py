@@ -12,7 +12,7 @@ import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_target, give, note_lines, print_lines
 from warplens.cli.edge import GATE_FAILED, complain, note, progress
-from warplens.cli.options import Format, FormatOption, argument, flag, given_share, option, share_option
+from warplens.cli.options import FormatOption, argument, flag, given_share, option, share_option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
@@ -46,51 +46,6 @@ _SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|ncu-rep|csv|json|gz|xz|z
 
 #: Rows of the table of points in a terminal; the report and other formats have all.
 _ROWS: Final = 60
-
-
-def report_sweep(
-    path: Path,
-    baseline: str | None,
-    variant: str | None,
-    output: Path | None,
-    form: Format,
-    level: float = 0.95,
-    margin: float = 0.02,
-    profiles: Path | None = None,
-) -> None:
-    """Print the results of a sweep, or write `sweep.html`, `sweep.md` and `sweep.json` to a folder.
-
-    Args:
-        path: measurements, or a published table.
-        baseline, variant: settings of the sides (`method=topk,keep=0.1`); None for those that the file names, or that
-            are unambiguous.
-        output: the folder; None to print.
-        form: format of the printed answer.
-        level: simultaneous confidence of all intervals; above 0.5 and below 1.
-        margin: differences of at most this share count as none.
-        profiles: folder with profiles of cells, named after their settings
-            (`method=topk,input_size=224,batch=1.nsys-rep`) or listed in its `profiles.json`.
-    """
-    if not 0.5 < level < 1 or not 0 <= margin < 1:
-        raise UsageError("the confidence lies between 50% and 100%, and the margin between 0% and 100%")
-    folder = checked_target(output, (path,), form) if output is not None else None
-    with progress(f"reading {path.name}") as tell:
-        measurements = read_sweep(path)
-        sides = [side_of(text) if text is not None else None for text in (baseline, variant)]
-        sweep = sweep_of(measurements, sides[0], sides[1])
-        profiled, notes = _profiled(sweep, profiles, tell) if profiles is not None else ({}, [])
-        tell("comparing")
-        from warplens.studies.sweeps.numbers import examine_sweep
-
-        numbers = examine_sweep(sweep, level=round(1 - level, 9), margin=margin, profiled=profiled)
-    numbers = replace(numbers, notes=(*numbers.notes, *notes))
-
-    def document() -> Document:
-        from warplens.studies.sweeps.document import sweep_document
-
-        return sweep_document(numbers)
-
-    give(_answer(numbers), form, folder, document)
 
 
 def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Regime, str]], list[Note]]:
@@ -202,7 +157,26 @@ def sweep_report(
     form: FormatOption = "table",
 ) -> None:
     """Report on a sweep: speed-ups, what limits each cell, crossovers, break-even, anomalies."""
-    report_sweep(file, baseline, variant, output, form, given_share(level), given_share(margin), profiles)
+    level_share, margin_share = given_share(level), given_share(margin)
+    if level_share <= 0.5:
+        raise UsageError("the confidence lies between 50% and 100%, and the margin between 0% and 100%")
+    folder = checked_target(output, (file,), form) if output is not None else None
+    with progress(f"reading {file.name}") as tell:
+        measurements = read_sweep(file)
+        sweep = sweep_of(measurements, *(None if text is None else side_of(text) for text in (baseline, variant)))
+        profiled, notes = _profiled(sweep, profiles, tell) if profiles is not None else ({}, [])
+        tell("comparing")
+        from warplens.studies.sweeps.numbers import examine_sweep
+
+        numbers = examine_sweep(sweep, level=round(1 - level_share, 9), margin=margin_share, profiled=profiled)
+    numbers = replace(numbers, notes=(*numbers.notes, *notes))
+
+    def document() -> Document:
+        from warplens.studies.sweeps.document import sweep_document
+
+        return sweep_document(numbers)
+
+    give(_answer(numbers), form, folder, document)
 
 
 def sweep_run(

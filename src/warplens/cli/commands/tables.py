@@ -23,6 +23,7 @@ from warplens.cli.options import (
     flag,
     group_by,
     option,
+    with_parameters,
 )
 from warplens.profile import Capture, Trace
 from warplens.readers import read, read_counters, slices
@@ -46,7 +47,7 @@ def command_of(question: Question) -> Callable[..., None]:
         profile = only_profile(path)
         needs_whole = window == "steady" or range_name is not None
         if (question.counted or question.alone) and not needs_whole and needed_beyond_limit(profile, TABLE):
-            capture, limits, answer = in_slices(question, profile, window, **own_options)
+            capture, limits, answer = _in_slices(question, profile, window, **own_options)
             selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
         else:
             selection = select(profile, window, range_name)
@@ -71,22 +72,14 @@ def command_of(question: Question) -> Callable[..., None]:
         parameters[word] = (Annotated[bool, flag(f"--{word}", meaning)], False)
     parameters |= {"form": (FormatOption, "table"), "limit": (LimitOption, 0 if question.whole else None)}
     command.__name__, command.__doc__ = name, question.ask.__doc__
-    command.__annotations__ = {key: kind for key, (kind, _) in parameters.items()}
-    command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for key, (kind, default) in parameters.items()
-    ])  # fmt: skip
+    with_parameters(command, parameters)
     return command
 
 
-def in_slices(question: Question, profile: Path, window: str, **own_options: Any) -> tuple[Capture, Window, Found]:
-    """The answer for a profile larger than memory, with its capture and window.
+def _in_slices(question: Question, profile: Path, window: str, **own_options: Any) -> tuple[Capture, Window, Found]:
+    """The answer for a profile larger than memory, with its capture and window, which needs neither steps nor ranges.
 
-    Args:
-        question: one with `counted` or `alone`.
-        profile: the file.
-        window: `all` or `START:END`; steps and ranges need the whole profile.
-        own_options: options of the question.
+    The question has `counted` or `alone`.
     """
     with progress(f"reading {profile.name} in slices") as tell, slices(profile, tell) as sliced:
         if sliced is not None and question.counted is not None:

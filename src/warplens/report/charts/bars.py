@@ -23,12 +23,10 @@ _NUMBER_ROOM = 140
 
 
 def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
-    """Horizontal bars from the first row down, each with its name and number.
+    """Horizontal bars from the first row down, each with its name and number (of this kind).
 
-    Args:
-        rows: `name`, `value`, `share` (0–1 or null) and `fill` (colour token, or null for the default); optionally
-            `full_name` and `detail` for the tooltip.
-        kind: of `value`.
+    The rows are `name`, `value`, `share` (0–1 or null) and `fill` (colour token, or null for the default); optionally
+    `full_name` and `detail` for the tooltip.
     """
     largest = max((abs(value) for value in rows.get_column("value").to_list()), default=0) or 1
     marks: list[Mark] = []
@@ -50,9 +48,8 @@ def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
 def budget_chart(parts: pl.DataFrame) -> Chart:
     """The time budget: one strip for the whole window, and below it each part at its position in the strip.
 
-    Args:
-        parts: `part` (title), `family` (`busy` or `idle`), `duration_ns`, `share` of the window, `fill` (colour token),
-            all busy parts first; optionally `detail` for the tooltip.
+    The parts are `part` (title), `family` (`busy` or `idle`), `duration_ns`, `share` of the window and `fill` (colour
+    token), all busy parts first; optionally `detail` for the tooltip.
     """
     marks: list[Mark] = []
     offset = 0.0
@@ -299,10 +296,8 @@ _SHORT: Final = {
 def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
     """The speed-up of the variant at each point: cool colours if it is faster, warm ones if it is slower.
 
-    Args:
-        cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null if unknown),
-            `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
-        axis: name of the axis of the columns.
+    The cells are `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null if unknown),
+    `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
@@ -323,10 +318,8 @@ def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
 def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
     """The limiting regime of each cell: baseline in the upper half, variant in the lower half.
 
-    Args:
-        cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
-            `variant_detail` for the tooltip.
-        axis: name of the axis of the columns.
+    The cells are `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
+    `variant_detail` for the tooltip.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:

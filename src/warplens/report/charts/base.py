@@ -42,13 +42,7 @@ class Chart:
     zooms: str = ""  #: axes along which it can be zoomed and panned in HTML: `x`, `xy`, or empty for none
 
     def spec(self, ink: Ink, description: str, width: int | str = "container") -> dict[str, Any]:
-        """The Vega-Lite specification.
-
-        Args:
-            ink: maps colour tokens to colours.
-            description: alternative text.
-            width: pixels, or "container".
-        """
+        """The Vega-Lite specification; the description is its alternative text, the width in pixels or "container"."""
         # Validation takes half of the drawing time, and tests validate every chart.
         with debug_mode(False):
             drawn = self.draw(ink).properties(width=width, description=description)
@@ -80,11 +74,7 @@ class Chart:
 
 
 def _painter() -> ModuleType:
-    """The library that renders images.
-
-    Raises:
-        UsageError: a resource limit of this process is too low for it.
-    """
+    """The library that renders images, if the resource limits of this process suffice for it."""
     if os.name == "posix":
         import resource
 
@@ -133,14 +123,10 @@ def layered(*layers: alt.Chart, height: int) -> alt.LayerChart:
 
 
 def layer(marks: Iterable[Mark] | alt.Chart, mark: str, style: Mapping[str, Any], **encodings: Any) -> alt.Chart:
-    """One layer of a chart.
+    """One layer of a chart: marks, or a chart with them as data, drawn as `rect`, `text`, … of this style.
 
-    Args:
-        marks: the marks, or a chart with them as data.
-        mark: kind of mark: `rect`, `text`, …
-        style: properties of the mark.
-        encodings: by name of the channel. Texts (`"x1:Q"`) and values are converted to channel objects here, because
-            Altair's own conversion searches all classes of its schema, a third of the drawing time.
+    The encodings are by name of the channel. Texts (`"x1:Q"`) and values are converted to channel objects here, because
+    Altair's own conversion searches all classes of its schema, a third of the drawing time.
     """
     chart = marks if isinstance(marks, alt.Chart) else alt.Chart(embedded(marks))
     channels = {name: _channel(name[:1].upper() + name[1:], encoding) for name, encoding in encodings.items()}

@@ -55,8 +55,7 @@ _MOST_LEVELS = 240
 def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
     """The rows of `steps_chart`: single steps, or means of neighbouring steps if there are more than `most`.
 
-    Args:
-        steps: `index`, `wall_ns`, `busy_ns`, `in_window`, in order.
+    The steps are `index`, `wall_ns`, `busy_ns`, `in_window`, in order.
     """
     group = -(-max(1, steps.height) // most)
     merged = (
@@ -80,8 +79,7 @@ def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
 def steps_chart(steps: pl.DataFrame) -> Chart:
     """Wall time and GPU busy time of each step; the difference is idle time.
 
-    Args:
-        steps: `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null if unknown), `in_window`.
+    The steps are `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null if unknown), `in_window`.
     """
     factor, unit = _unit(steps["wall_ns"], _TIMES, least=2)
     positions = steps["position"].to_list()
@@ -224,9 +222,8 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
 def thinned_levels(levels: pl.DataFrame, most: int = _MOST_LEVELS) -> pl.DataFrame:
     """Levels over time with fewer points: each bin of points keeps its highest, lowest and last one.
 
-    Args:
-        levels: `memory` (title of the line), `time_ns`, `level_bytes`, sorted by kind and time.
-        most: bins of each line; at most three times as many points are kept.
+    The levels are `memory` (title of the line), `time_ns`, `level_bytes`, sorted by kind and time. A line has at most
+    that many bins, and at most three times as many points are kept.
     """
     index, total = pl.int_range(pl.len()).over("memory"), pl.len().over("memory")
     level = pl.col("level_bytes")
@@ -246,8 +243,7 @@ def thinned_levels(levels: pl.DataFrame, most: int = _MOST_LEVELS) -> pl.DataFra
 def memory_chart(levels: pl.DataFrame) -> Chart:
     """Memory in use over time, one line for each kind of memory.
 
-    Args:
-        levels: `memory` (title), `time_ns` (relative to the window's begin), `level_bytes`, sorted by kind and time.
+    The levels are `memory` (title), `time_ns` (relative to the window's begin), `level_bytes`, sorted by kind and time.
     """
     factor, unit = _unit(levels["time_ns"], _TIMES, least=2)
     size, size_unit = _unit(levels["level_bytes"], _BYTES, least=1)

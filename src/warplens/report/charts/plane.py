@@ -42,10 +42,6 @@ MOST_POINTS: Final = 200
 #: Kernels labelled with their name; the others only with their number.
 _NAMED: Final = 6
 
-_RATE_LABEL: Final = (
-    "datum.value < 1e9 ? datum.value / 1e6 + ' M' : datum.value < 1e12 ? datum.value / 1e9 + ' G' : "
-    "datum.value < 1e15 ? datum.value / 1e12 + ' T' : datum.value / 1e15 + ' P'"
-)
 _PLAIN_LABEL: Final = (
     "datum.value < 1000 ? '' + datum.value : datum.value < 1e6 ? datum.value / 1000 + ' k' : datum.value / 1e6 + ' M'"
 )
@@ -257,6 +253,7 @@ def _log_label(units: tuple[tuple[str, str], ...]) -> str:
     return f"{branches}datum.value / {last_factor} + ' {last_unit}'"
 
 
+_RATE_LABEL = _log_label((("1e6", "M"), ("1e9", "G"), ("1e12", "T"), ("1e15", "P")))
 _TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
 _BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB"), ("1e12", "TB")))
 
@@ -296,9 +293,7 @@ def log_bins(durations_ns: pl.Series | Int64s, series: str, floor_ns: float = 1.
 def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
     """Histograms of durations: the share of events in each bin of a logarithmic axis.
 
-    Args:
-        bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
-        x_title: title of the x axis.
+    The bins are `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
     """
     series = bins.get_column("series").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
@@ -343,11 +338,8 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
 def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
     """Copies grouped by direction, size and bandwidth on a logarithmic grid.
 
-    Args:
-        copies: `direction`, `bytes`, `start_ns`, `end_ns`; copies without bytes or without duration are left out.
-
-    Returns:
-        `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
+    From `direction`, `bytes`, `start_ns`, `end_ns` of copies, without those that have no bytes or no duration, to
+    `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
     """
     duration = pl.col("end_ns") - pl.col("start_ns")
     return (
@@ -369,11 +361,7 @@ def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
 
 
 def bandwidth_chart(cells: pl.DataFrame) -> Chart:
-    """Bandwidth of copies against their size, both logarithmic; one dot per cell of `bandwidth_cells`.
-
-    Args:
-        cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
-    """
+    """Bandwidth of copies against their size, both logarithmic; one dot per cell of `bandwidth_cells`."""
     directions = cells.get_column("direction").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
         {

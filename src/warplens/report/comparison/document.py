@@ -64,6 +64,9 @@ def step_document(numbers: StepNumbers) -> Document:
     )
 
 
+_SEVERITIES: Final = {"slower": "critical", "undecided": "warning", "same": "info", "faster": "info"}
+
+
 def _answer(numbers: StepNumbers) -> Answer:
     """The first screen: the verdict, its certainty, the cause, and both sides as bars on one scale."""
     comparison, wall, per = numbers.comparison, numbers.difference.wall, numbers.difference.per
@@ -75,9 +78,7 @@ def _answer(numbers: StepNumbers) -> Answer:
     return Answer(
         id="answer",
         verdict=f"{verdict}." if separator else verdict,
-        severity={"slower": "critical", "undecided": "warning"}.get(comparison.verdict, "info")
-        if comparable
-        else "warning",
+        severity=_SEVERITIES[comparison.verdict] if comparable else "warning",
         gain=signed_share(comparison.ratio.estimate - 1) if comparable else "",
         gain_range=fmt.sentence(interval_text(comparison.ratio).replace(" %:", " % interval:", 1)),
         do=fmt.sentence(reasons[0]) if reasons else "",
@@ -93,7 +94,7 @@ def _answer(numbers: StepNumbers) -> Answer:
 
 def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
     for label, side in (("Baseline", numbers.baseline), ("Variant", numbers.variant)):
-        typical = side.files[side.typical()]
+        typical = side.typical
         capture = typical.timeline.trace.capture
         files = f"{len(side.files)} files" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
@@ -149,9 +150,8 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
         f"{fmt.count(round(after, 1))} after: {counts}."
     )
     yield kernel_table(numbers.kernels)
-    repeats = (
-        "files" if numbers.repeated and min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
-    )
+    repeats = "files" if min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
+    hint = " Steps of one file are not independent runs; record several files for more certainty."
     one_sided = "what only one side launches differs with certainty"
     if hides_kernels(numbers.difference):
         one_sided = "kernels that only one side shows are undecided: they may be inside the other side's CUDA graphs"
@@ -160,17 +160,13 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
     yield quiet(
         f"A difference is certain if it is more than chance over {repeats}, the number of kernels taken into account "
         f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {one_sided}."
-        + (
-            ""
-            if repeats == "files"
-            else " Steps of one file are not independent runs; record several files for more certainty."
-        )
+        f"{'' if repeats == 'files' else hint}"
     )
     yield place_table(kernels.table)
 
 
 def _flame(numbers: StepNumbers) -> Iterator[Block]:
-    sides = (side.files[side.typical()] for side in (numbers.baseline, numbers.variant))
+    sides = (side.typical for side in (numbers.baseline, numbers.variant))
     yield from difference_blocks(*((file.timeline, file.window) for file in sides))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from warplens.compare.decisions import Comparison, Regression, compare, regressi
 from warplens.compare.difference import Explanation, StepDifference, explanation, step_difference
 from warplens.compare.host import Side, SideLaunches, step_samples
 from warplens.compare.many import many_differences
+from warplens.compare.places import SAME_KERNELS_SHARE
 from warplens.compare.shift import Samples
 from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
@@ -27,9 +29,6 @@ from warplens.report.jsonout import named, window_data
 
 #: Notes on a comparison, and the note on a single file that says the same under another code.
 _SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}
-
-#: Repeats of one program launch about the same work; files that differ by more than this share are not repeats.
-_SAME_KERNELS_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +66,12 @@ class TraceFiles:
         """Step times, one block per file."""
         return Samples(tuple(block for side in self.files for block in step_samples(side).blocks))
 
-    def typical(self) -> int:
-        """The index of the file whose median step time is nearest to that of the side; tables show this file."""
+    @cached_property
+    def typical(self) -> Side:
+        """The file whose median step time is nearest to that of the side; tables show this file."""
         samples = self.samples()
         distances = [abs(float(np.median(block)) - samples.median_ns) for block in samples.blocks]
-        return distances.index(min(distances))
+        return self.files[distances.index(min(distances))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +88,6 @@ class StepNumbers:
     kernels: pl.DataFrame  #: `KERNEL_GROUPS`
     counters: CountersComparison | None  #: hardware counters of both sides, if given
     notes: tuple[Note, ...]  #: limits of the comparison, the most severe first
-
-    @property
-    def repeated(self) -> bool:
-        """Whether a side has several files."""
-        return len(self.baseline.files) > 1 or len(self.variant.files) > 1
 
 
 def compare_steps(
@@ -117,7 +112,7 @@ def compare_steps(
     """
     samples = baseline.samples(), variant.samples()
     comparison = compare(*samples, margin=margin, level=level)
-    difference = step_difference(baseline.files[baseline.typical()], variant.files[variant.typical()], flops=flops)
+    difference = step_difference(baseline.typical, variant.typical, flops=flops)
     notes = _notes(baseline, variant, difference, comparison)
     blocked = any(note.level is NoteLevel.BLOCKING for note in notes)
     return StepNumbers(
@@ -142,14 +137,8 @@ def compare_steps(
 
 def _other_runs(baseline: TraceFiles, variant: TraceFiles) -> tuple[tuple[Side, Side], ...]:
     """Pairs of the files that are not typical, each in at most one pair; () if a side has a single file."""
-    first, second = baseline.typical(), variant.typical()
-    return tuple(
-        zip(
-            (side for index, side in enumerate(baseline.files) if index != first),
-            (side for index, side in enumerate(variant.files) if index != second),
-            strict=False,
-        )
-    )
+    before, after = ([file for file in side.files if file is not side.typical] for side in (baseline, variant))
+    return tuple(zip(before, after, strict=False))
 
 
 def _notes(
@@ -174,13 +163,14 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
             )
             yield Note("copied-repeat", NoteLevel.WARNING, text, "Run the program again for each repeat")
         if len(side.files) > 1:
+            typical = side.typical.timeline.trace.capture.source
             text = (
-                f"{side.name}: of {len(side.files)} files, tables and parts are those of "
-                f"{side.sources[side.typical()]}, whose median step is nearest to that of all; the verdict is from all"
+                f"{side.name}: of {len(side.files)} files, tables and parts are those of {typical}, whose median step "
+                "is nearest to that of all; the verdict is from all"
             )
             yield Note("typical-repeat", NoteLevel.INFO, text)
             counts = [file.work.height / file.repeats for file in side.files]
-            if max(counts) - min(counts) > _SAME_KERNELS_SHARE * float(np.median(counts)):
+            if max(counts) - min(counts) > SAME_KERNELS_SHARE * float(np.median(counts)):
                 text = (
                     f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
                     "they are not repeats of one program, so there is no verdict"
@@ -202,7 +192,7 @@ def step_head(numbers: StepNumbers) -> list[str]:
     """One line per side: name, files, tool and window."""
     lines = []
     for role, side in (("baseline", numbers.baseline), ("variant", numbers.variant)):
-        typical = side.files[side.typical()]
+        typical = side.typical
         capture = typical.timeline.trace.capture
         files = f" ({len(side.files)} files)" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
@@ -246,7 +236,7 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
     return {
         "name": side.name,
         "sources": list(side.sources),
-        "typical": side.sources[side.typical()],
+        "typical": side.typical.timeline.trace.capture.source,
         "windows": [window_data(file.window) for file in side.files],
         "step_times_ns": [block.tolist() for block in samples.blocks],
         "launches": {
@@ -293,12 +283,9 @@ def kernel_groups(
     """The matched kernels by name (`KERNEL_GROUPS`), with the verdict on their difference in time.
 
     Args:
-        changes: the kernels of both sides, matched.
         further: further pairs of files of the two sides; with them, samples are files instead of the steps of one pair.
         hidden: whether CUDA graphs hide kernels, or the sides cannot be compared. If so, kernels that only one side
             shows are undecided, since the other side may have them in its graphs, or unrecorded.
-        margin: differences of at most this share count as none.
-        level: 0.05 for 95 % confidence.
     """
     groups = _grouped(changes.table)
     members = groups["rows"].to_list()

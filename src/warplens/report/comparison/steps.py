@@ -45,21 +45,14 @@ def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
     )
     idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
     sign = "+" if why.calls_change > 0 else ""
+    change = f"{signed_share(comparison.ratio.estimate - 1)} ({interval_text(comparison.ratio)})"
+    change_ns, launches = float(difference.wall.change_ns), f"{sign}{fmt.count(round(why.calls_change, 1))}"
     tiles = [
-        KeyFigure(
-            "Verdict",
-            title,
-            "text",
-            f"{signed_share(comparison.ratio.estimate - 1)} ({interval_text(comparison.ratio)})",
-        ),
-        KeyFigure(
-            f"Change per {per}", float(difference.wall.change_ns), "change_ns", "Variant minus baseline, of means."
-        ),
+        KeyFigure("Verdict", title, "text", change),
+        KeyFigure(f"Change per {per}", change_ns, "change_ns", "Variant minus baseline, of means."),
         KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
         KeyFigure("GPU idle", idle, "change_ns", f"Change of the GPU's idle time per {per}."),
-        KeyFigure(
-            "Launches", f"{sign}{fmt.count(round(why.calls_change, 1))}", "text", f"Change of launches per {per}."
-        ),
+        KeyFigure("Launches", launches, "text", f"Change of launches per {per}."),
         KeyFigure("Cost of a launch", why.host_ns_per_launch, "duration_ns", "Host time, on the slower side."),
     ]
     if why.flops_ratio is not None:
@@ -109,18 +102,17 @@ def launch_table(numbers: StepNumbers) -> Table:
 
 def statistics_table(numbers: StepNumbers) -> Table:
     """The samples behind the verdict."""
-    rows = []
-    for side, samples in zip((numbers.baseline, numbers.variant), numbers.samples, strict=True):
-        rows.append(
-            {
-                "side": side.name,
-                "files": len(side.files),
-                "steps": samples.count,
-                "median_ns": samples.median_ns,
-                "least_ns": float(samples.values.min()),
-                "greatest_ns": float(samples.values.max()),
-            }
-        )
+    rows = [
+        {
+            "side": side.name,
+            "files": len(side.files),
+            "steps": samples.count,
+            "median_ns": samples.median_ns,
+            "least_ns": float(samples.values.min()),
+            "greatest_ns": float(samples.values.max()),
+        }
+        for side, samples in zip((numbers.baseline, numbers.variant), numbers.samples, strict=True)
+    ]
     noise = numbers.comparison.noise.share
     caption = "Step times" + (f"; halves of one side differ by up to {fmt.share(noise)}" if noise is not None else "")
     return Table("samples", caption, _STATISTICS, pl.DataFrame(rows), None)
@@ -165,12 +157,11 @@ _DRAWN_SEGMENT: Final = 0.03
 #: cancel, and shares of the change (hundreds of percent) are left out.
 _OPPOSING: Final = 5.0
 
+#: Display names of groups that differ from the key.
 _GROUPS: Final = {
     "compute": "GPU work",
     "graph": "CUDA graphs",
-    "communication": "communication",
     "copy": "copies",
-    "idle": "idle",
 }
 
 _PART_COLUMNS: Final = pick(PARTS, column("title"), "baseline_ns variant_ns change_ns share")
@@ -223,12 +214,9 @@ def part_name(group: str, part: str) -> str:
 
 
 def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> Table:
-    """Every part of the wall time on both sides; the last row is their sum, the wall time.
+    """Every part of the wall time on both sides; the last row is their sum, the wall time of a `per` (step or window).
 
-    Args:
-        wall: the parts.
-        most: parts with a row of their own, those with the largest changes; the others share one row. None for all.
-        per: `step` or `window`, whichever the times are of.
+    Of the parts, the `most` with the largest changes have a row of their own, and the others share one; None for all.
     """
     rows = wall.frame().with_columns(pl.col("group").cast(pl.String))
     rows = with_texts(rows, title=lambda row: part_name(row["group"], row["part"]))
@@ -249,13 +237,7 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
     if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
         columns = _PART_COLUMNS[:-1]
         caption += ": opposing changes that nearly cancel"
-    return Table(
-        "parts",
-        caption,
-        columns,
-        pl.concat([rows, total], how="diagonal"),
-        None,
-    )
+    return Table("parts", caption, columns, pl.concat([rows, total], how="diagonal"), None)
 
 
 def _most_changed(rows: pl.DataFrame, most: int) -> pl.DataFrame:
@@ -320,10 +302,7 @@ def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
 def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool = False) -> Table:
     """Kernels removed, added and changed, by name (`KERNEL_GROUPS`), the largest change first.
 
-    Args:
-        kernels: rows of `KERNEL_GROUPS`.
-        limit: rows shown at first; None for all.
-        narrow: for a terminal, without the column of replaced kernels.
+    With `narrow`, for a terminal, without the column of replaced kernels.
     """
     both = kernels.select("baseline_full_name", "variant_full_name").iter_rows()
     # Kernels that differ only in template arguments have the same short name, which is not repeated.

@@ -57,11 +57,9 @@ def confidence_text(level: float) -> str:
 
 
 def interval_text(interval: Interval, *, times: bool = False) -> str:
-    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a phrase if there is none.
+    """The interval of a ratio of times as a change: `95 %: +15.0 % to +19.2 %`; a phrase if there is none.
 
-    Args:
-        interval: of a ratio of times.
-        times: whether to write factors: `95 %: 2.68 to 14.5 times`.
+    With `times`, as factors: `95 %: 2.68 to 14.5 times`.
     """
     confidence = confidence_text(interval.level)
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
@@ -72,12 +70,7 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
 
 
 def verdict_text(comparison: Comparison, variant: str) -> str:
-    """The verdict as a clause: direction, amount and interval.
-
-    Args:
-        comparison: verdict and interval.
-        variant: name of the variant (`topk.sqlite`).
-    """
+    """The verdict on a variant of this name as a clause: direction, amount and interval."""
     ratio, interval = comparison.ratio.estimate, interval_text(comparison.ratio)
     name = fmt.printable(variant)
     if comparison.verdict == "slower":

@@ -12,7 +12,7 @@ from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.numbers import BOUND, bound_title, kernel_count
+from warplens.report.counters.numbers import BOUND, bound_title, shown_share
 from warplens.report.document import Block, Notes, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 if TYPE_CHECKING:
@@ -42,14 +42,9 @@ def coverage_tables(joined: Joined, limit: int | None = 15, at: str = "") -> Ite
     coverage = joined.coverage
     empty = "No kernel in the window."
     yield Table(f"{at}coverage", "Coverage of the window", _COVERED, coverage.groups, limit, empty=empty)
-    yield Table(
-        f"{at}ranking",
-        "What the window's kernel time could lose at most, if a kernel ran at its roof",
-        _RANKED,
-        coverage.ranking,
-        limit,
-        empty="No kernel of the window was profiled with its grid and block.",
-    )
+    caption = "What the window's kernel time could lose at most, if a kernel ran at its roof"
+    empty = "No kernel of the window was profiled with its grid and block."
+    yield Table(f"{at}ranking", caption, _RANKED, coverage.ranking, limit, empty=empty)
     if coverage.unmatched.height:
         yield Table(f"{at}unmatched", "Profiled, but not in the window", _UNMATCHED, coverage.unmatched, limit)
 
@@ -62,7 +57,7 @@ def next_run_lines(joined: Joined) -> Iterator[str]:
         return
     yield f"next run (ncu {run.ncu_version}): {run.reason}"
     yield (
-        f"it closes {_share(run.covered_share)} of a gap of {_share(run.gap_share)} of the kernel time with "
+        f"it closes {shown_share(run.covered_share)} of a gap of {shown_share(run.gap_share)} of the kernel time with "
         f"{fmt.count(run.launches)} launches in about {fmt.count(run.passes)} passes "
         f"({run.passes_how})"
     )
@@ -143,14 +138,10 @@ def _matched(joined: Joined) -> str:
 def _covered(joined: Joined) -> str:
     coverage = joined.coverage
     return (
-        f"of {fmt.duration(coverage.total_ns)} kernel time, {_share(coverage.exact_share)} was profiled, "
-        f"{_share(coverage.kernel_share)} in another grid or block, {_share(coverage.name_share)} is other kernels "
-        f"of the same short name, {_share(coverage.missing_share)} was not profiled"
+        f"of {fmt.duration(coverage.total_ns)} kernel time, {shown_share(coverage.exact_share)} was profiled, "
+        f"{shown_share(coverage.kernel_share)} in another grid or block, {shown_share(coverage.name_share)} is other "
+        f"kernels of the same short name, {shown_share(coverage.missing_share)} was not profiled"
     )
-
-
-def _share(part: float | None) -> str:
-    return fmt.value(part, "share")
 
 
 #: Metrics shown by default in a comparison, which explain most changes of time: configuration, work, traffic, cache
@@ -215,7 +206,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f"{fmt.value(share, 'share')} of the time of {source}"
         for share, source in ((comparison.paired_share_before, before), (comparison.paired_share_after, after))
     )
-    return [f"{after} against {before}: {kernel_count(comparison.groups.height)} in both, {shares}"]
+    return [f"{after} against {before}: {fmt.plural(comparison.groups.height, 'kernel')} in both, {shares}"]
 
 
 def comparison_tables(
@@ -223,11 +214,7 @@ def comparison_tables(
 ) -> tuple[Table, ...]:
     """Kernels of both reports, their changed metrics, and kernels that only one report has.
 
-    Args:
-        comparison: the two reports compared.
-        limit: maximum rows of a table; None for all.
-        metrics: metrics to show; by default those of `KEY_METRICS` that changed.
-        at: prefix of the tables' ids.
+    The metrics are those of `KEY_METRICS` that changed, unless others are given. `at` prefixes the ids of the tables.
     """
     shares = {f"{name}_change": partial(_points, share=f"{name}_share") for name, _, _ in _POINTS}
     groups = with_texts(comparison.groups, renamed=_renamed, **shares, bounds=_bounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +25,6 @@ from warplens.report.counters.numbers import (
     CounterNumbers,
     compared_with_first,
     evidence_text,
-    kernel_count,
-    launch_count,
     shown_columns,
     with_names,
 )
@@ -56,8 +54,14 @@ from warplens.report.write import REPORT_FORMATS, ReportFormat, write_document
 #: Bars of the ranking; the table below it has all kernels.
 _RANKED: Final = 10
 
-#: Colour of a kernel in the ranking, by its bound.
-_FILLS: Final = {"memory": "transfer", "compute": "gemm", "latency": "idle-3", "small": "idle-1"}
+#: The words for kernels of each bound, and their colour in the ranking.
+_BOUNDS: Final = {
+    "memory": ("bound by memory", "transfer"),
+    "compute": ("bound by compute", "gemm"),
+    "latency": ("bound by latency", "idle-3"),
+    "small": ("in grids too small to fill the GPU", "idle-1"),
+    "unknown": ("of unknown bound", "other"),
+}
 
 
 _FACT_COLUMNS: Final = (Column("fact", title="Setting"), column("value", dtype=pl.String, help="", kind="text"))
@@ -135,7 +139,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
                 "full_name": [fmt.printable(name) for name in rows["full_name"]],
                 "value": rows["total_ns"],
                 "share": rows["share"],
-                "fill": [_FILLS.get(bound, "other") for bound in rows["bound"]],
+                "fill": [_BOUNDS[bound][1] for bound in rows["bound"]],
                 "detail": rows["reason"],
             }
         )
@@ -246,9 +250,10 @@ def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
         if run.command is not None:
             yield Paragraph(run.command)
             scope = "kernel time of the window" if trace else "profiled time"
+            launches = fmt.plural(run.launches or 0, "launch", "launches")
             yield quiet(
                 f"It closes {fmt.value(run.covered_share, 'share')} of a gap of {fmt.value(run.gap_share, 'share')} of "
-                f"the {scope} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
+                f"the {scope} with {launches} in about {fmt.value(run.passes, 'count')} passes "
                 f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on."
             )
 
@@ -259,19 +264,10 @@ def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float, str]]:
     total = float(timed["total_ns"].sum())
     sums: dict[tuple[str, str], float] = {}
     for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
-        title = _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")
-        key = title, "attention" if row["healthy"] else _FILLS.get(row["bound"], "other")
+        title, fill = _BOUNDS[row["bound"]]
+        key = (f"{title} and healthy", "attention") if row["healthy"] else (title, fill)
         sums[key] = sums.get(key, 0.0) + row["total_ns"]
     return sorted(((title, part / total, fill) for (title, fill), part in sums.items()), key=lambda item: -item[1])
-
-
-_BOUND_PHRASES: Final = {
-    "memory": "bound by memory",
-    "compute": "bound by compute",
-    "latency": "bound by latency",
-    "small": "in grids too small to fill the GPU",
-    "unknown": "of unknown bound",
-}
 
 
 #: Bounds named in the answer, so that its sentence stays readable.
@@ -301,9 +297,7 @@ _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
 def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison] | None = None) -> Document:
     """One document on all reports: the answer, what was measured, then every analysis.
 
-    Args:
-        reports: at least one.
-        comparisons: of each further report with the first; computed if None.
+    The comparisons of each further report with the first are computed unless given.
     """
     if len(reports) == 1:
         only = reports[0]
@@ -356,7 +350,7 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
     if run.command:  # there are metrics left to collect
         gain, gain_range = "Not known", "No fault was found in what was collected."
         do, brings = "Collect what is missing", do
-    elif largest == _BOUND_PHRASES["unknown"]:
+    elif largest == _BOUNDS["unknown"][0]:
         gain, gain_range = "Not known", "The bound of most of it was not measured."
     if costliest.height:
         first = costliest.row(0, named=True)
@@ -402,12 +396,12 @@ def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
     best = max(in_common, key=lambda comparison: comparison.groups.height)
     ratios = best.groups.drop_nulls("time_ratio")
     sources = f"{fmt.printable(best.after)} and {fmt.printable(best.before)}"
-    text = f"{sources} have {kernel_count(best.groups.height)} in common."
+    text = f"{sources} have {fmt.plural(best.groups.height, 'kernel')} in common."
     if ratios.is_empty():
         return text
     before, after = (float((ratios[f"duration_ns_{side}"]).sum()) for side in ("before", "after"))
     changed = int(best.groups["bound_changed"].sum())
-    changed_bounds = f"the bound of {kernel_count(changed)}" if changed else "no bound"
+    changed_bounds = f"the bound of {fmt.plural(changed, 'kernel')}" if changed else "no bound"
     return (
         f"{text} A launch of each takes {fmt.duration(after)} in all, {fmt.duration(before)} before "
         f"(ratio {fmt.number(after / before)}); {changed_bounds} changed."
@@ -449,15 +443,10 @@ def _report(numbers: CounterNumbers) -> dict[str, Any]:
 
 
 def write_counters(
-    reports: Sequence[CounterNumbers],
-    folder: Path,
-    formats: Collection[ReportFormat] = REPORT_FORMATS,
-    progress: Callable[[str], None] = lambda _: None,
+    reports: Sequence[CounterNumbers], folder: Path, formats: Collection[ReportFormat] = REPORT_FORMATS
 ) -> list[Path]:
     """Write one document on all reports as `counters.html`, `counters.md` and `counters.json`; return these files."""
     comparisons = compared_with_first(reports)
-    if set(formats) - {"json"}:
-        progress("drawing the counters")
     document = counters_document(reports, comparisons)
     return write_document(document, folder, formats, "counters", lambda: counters_json(reports, comparisons))
 

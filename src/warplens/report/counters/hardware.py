@@ -209,7 +209,13 @@ _L1_NOTE: Final = (
 
 def numbered_points(analysis: Roofline) -> pl.DataFrame:
     """The points with `number` (1 for the most expensive), and titles of arithmetic, nearest roof and bound."""
-    titled = with_texts(analysis.points, arithmetic=_arithmetic, roof_title=_nearest, bound_title=bound_title)
+    roofs = {"compute": "arithmetic", **LEVELS}
+    titled = with_texts(
+        analysis.points,
+        arithmetic=_arithmetic,
+        roof_title=lambda row: roofs.get(row["roof"]),
+        bound_title=bound_title,
+    )
     return titled.with_row_index("number", offset=1).with_columns(pl.col("number").cast(pl.Int64))
 
 
@@ -298,10 +304,7 @@ def roofline_document(reports: Sequence[tuple[Capture, Roofline]]) -> Document:
         title=fmt.printable(first.source) if len(reports) == 1 else f"{len(reports)} rooflines",
         lead=_lead(reports),
         sections=tuple(filter(None, sections)),
-        meta=(
-            *((("GPU", gpus),) if gpus else ()),
-            ("Recorded with", fmt.recorded_with(first)),
-        ),
+        meta=(*((("GPU", gpus),) if gpus else ()), ("Recorded with", fmt.recorded_with(first))),
     )
 
 
@@ -329,10 +332,6 @@ def _arithmetic(row: Mapping[str, Any]) -> str | None:
         return str(row["precision"]).upper()
     parts = ["tensor", (row["format"] or "").upper().replace("_", "/"), "sparse" if row["sparse"] else ""]
     return " ".join(part for part in parts if part)
-
-
-def _nearest(row: Mapping[str, Any]) -> str | None:
-    return {"compute": "arithmetic", **LEVELS}.get(row["roof"])
 
 
 def _height(row: Mapping[str, Any]) -> str:

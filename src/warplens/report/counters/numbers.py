@@ -78,7 +78,7 @@ class CounterNumbers:
         """The number of profiled launches and kernels: `30 launches of 5 kernels`."""
         launches, kinds = self.counters.launches.height, self.counters.launches["kind"].cast(pl.String)
         if (kinds == "kernel").all():
-            return f"{launch_count(launches)} of {kernel_count(self.summary.height)}"
+            return f"{fmt.plural(launches, 'launch', 'launches')} of {fmt.plural(self.summary.height, 'kernel')}"
         return f"{fmt.count(launches)} result{'' if launches == 1 else 's'} of kernels, ranges or graphs"
 
     @property
@@ -151,9 +151,7 @@ def compared_with_first(reports: Sequence[CounterNumbers]) -> tuple[Comparison, 
 def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of an analysis with names, grid, block and time of their kernel, the most expensive kernel first.
 
-    Args:
-        numbers: the results that the rows are part of.
-        frame: rows with `launch`; the order of rows of the same launch is kept.
+    Rows of the same `launch` keep their order.
     """
     kernels = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("rank")
     return frame.join(kernels, on="launch", how="inner").sort("rank", maintain_order=True)
@@ -293,7 +291,7 @@ def reason(row: Mapping[str, Any]) -> str:
 
 def _why(row: Mapping[str, Any]) -> str:
     bound = row["bound"]
-    low = f"compute {_share(row['compute_share'])}, memory {_share(row['memory_share'])} of peak"
+    low = f"compute {shown_share(row['compute_share'])}, memory {shown_share(row['memory_share'])} of peak"
     if bound == "unknown":
         if row["unit_share"] is None:
             return "no throughput metrics were collected"
@@ -328,7 +326,8 @@ def _waits(row: Mapping[str, Any]) -> str:
     return f"warps wait {fmt.share(row['stall_share'])} of the time {waits_for}({row['stall']})"
 
 
-def _share(part: float | None) -> str:
+def shown_share(part: float | None) -> str:
+    """A share, or the sign for one that is not known."""
     return fmt.value(part, "share")
 
 
@@ -441,13 +440,3 @@ def evidence_text(evidence: Sequence[Mapping[str, Any]] | None) -> str:
     return ", ".join(
         _EVIDENCE.get(item["name"], _worded(f"{item['name']} {{}}", "number"))(item["value"]) for item in evidence or ()
     )
-
-
-def kernel_count(kernels: int) -> str:
-    """`1 kernel`, `9 kernels`."""
-    return fmt.plural(kernels, "kernel")
-
-
-def launch_count(launches: int) -> str:
-    """`1 launch`, `9 launches`."""
-    return fmt.plural(launches, "launch", "launches")

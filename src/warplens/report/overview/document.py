@@ -114,12 +114,7 @@ def profiles_with_part(profiles: Sequence[Numbers]) -> frozenset[int]:
 
 
 def comparison_tables(profiles: Sequence[Numbers], with_part: Collection[int]) -> tuple[Table, Table]:
-    """Verdicts and key figures of several profiles, one row each.
-
-    Args:
-        profiles: the profiles.
-        with_part: indices of those with a part of their own, which their rows link to.
-    """
+    """Verdicts and key figures of several profiles, one row each, linked to the parts of those in `with_part`."""
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = [
         {**_headline(numbers), "source": title, "part": f"p{index + 1}-answer" if index in with_part else ""}
@@ -137,7 +132,7 @@ def comparison_tables(profiles: Sequence[Numbers], with_part: Collection[int]) -
 def _key_figures(numbers: Numbers) -> Iterator[Block]:
     # Without GPU work there is nothing to summarise.
     if numbers.budgets:
-        yield KeyFigures(tuple(_tiles(_headline(numbers), numbers)))
+        yield KeyFigures.of(*_tiles(_headline(numbers), numbers))
 
 
 def _rhythms(numbers: Numbers) -> Iterator[Block]:
@@ -197,9 +192,6 @@ def _tiles(headline: dict[str, Any], numbers: Numbers) -> Iterator[KeyFigure]:
         yield KeyFigure(
             "Peak memory", peak.peak_bytes, "bytes", f"{peak.memory or 'allocated'}, process {peak.process}"
         )
-
-
-# --- The document ----------------------------------------------------------------------------------------------------
 
 
 def _room(name: str, title: str, *kinds: SectionOf[Numbers]) -> SectionOf[Numbers]:
@@ -276,9 +268,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
 def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> Document:
     """One document on all profiles: `overview_document` for one; for several, a comparison and a part per profile.
 
-    Args:
-        profiles: at least one.
-        run: the diagnosis of their run, if they are the ranks of one.
+    `run` is the diagnosis of their run, if they are the ranks of one.
     """
     if len(profiles) == 1:
         return overview_document(profiles[0])
@@ -374,13 +364,10 @@ def _comparison_lead(profiles: Sequence[Numbers]) -> str:
     if not known:
         qualifier = " that stands for the program" if left_out else ""
         return f"None of these profiles holds GPU work{qualifier}."
-    return _busy_range(known) + (f" Profiles with a caution are left out: {fmt.count(left_out)}." if left_out else "")
-
-
-def _busy_range(by_share: Sequence[tuple[float, str]]) -> str:
-    (lowest, first), (highest, last) = by_share[0], by_share[-1]
-    if len(by_share) == 1:
-        return f"Only {first} holds GPU work: its GPU was busy for {fmt.share(lowest)} of the window."
-    return (
+    (lowest, first), (highest, last) = known[0], known[-1]
+    text = (
         f"The GPU was busy for {fmt.share(lowest)} ({first}) to {fmt.share(highest)} ({last}) of the analysed windows."
     )
+    if len(known) == 1:
+        text = f"Only {first} holds GPU work: its GPU was busy for {fmt.share(lowest)} of the window."
+    return text + (f" Profiles with a caution are left out: {fmt.count(left_out)}." if left_out else "")

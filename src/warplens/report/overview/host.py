@@ -25,10 +25,10 @@ from warplens.analysis.work.catalogue import UNMODELLED, WORK, work_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.charts import bars, overtime, plane
+from warplens.report.charts import overtime, plane
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
-from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
+from warplens.report.overview.time import DURATIONS, RANKED, nothing, ranked_figure
 from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
 from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
 from warplens.report.questions.operators import OPERATOR_TITLES, coverage_sentences, overhead_sentence, what_to_record
@@ -49,7 +49,7 @@ def launches(numbers: Numbers) -> Iterator[Block]:
     if numbers.launches.is_empty():
         yield quiet("No kernel was launched in this window.")
         return
-    yield KeyFigures(tuple(_launch_figures(numbers)))
+    yield KeyFigures.of(*_launch_figures(numbers))
     yield from (
         quiet(f"{fmt.sentence(sentence)} Times of calls and queues are of those.")
         for sentence in launches_coverage(summary)
@@ -224,17 +224,8 @@ def allocator(numbers: Numbers) -> Iterator[Block]:
     yield Paragraph(_allocator_sentence(uses[0]))
     for use in uses[:_MOST_DEVICES]:
         yield from _device_memory(numbers, use, recorded)
-    rows = pl.DataFrame(
-        [
-            {
-                **vars(use),
-                "title": _device_title(use),
-                "idle_bytes": use.idle_bytes,
-                "peak_time_ns": use.peak_ns - window.start_ns,
-            }
-            for use in uses
-        ]
-    )
+    rows = pl.DataFrame([{**vars(use), "title": _device_title(use), "idle_bytes": use.idle_bytes} for use in uses])
+    rows = rows.with_columns(peak_time_ns=pl.col("peak_ns") - window.start_ns)
     columns = pick(
         MEMORY_USE,
         _MEMORY_TITLE,
@@ -293,17 +284,13 @@ def operators(numbers: Numbers) -> Iterator[Block]:
         return
     if (overhead := operator_numbers.overhead) is not None:
         uncovered = "time of the window in which the GPU did nothing"
-        yield KeyFigures(
-            (
-                KeyFigure("Inside operators", overhead.host_ns, "duration_ns", "host time, summed over threads"),
-                KeyFigure(
-                    "In CUDA calls", overhead.api_ns, "duration_ns", "launching, copying and waiting, inside operators"
-                ),
-                KeyFigure(
-                    "In the framework", overhead.framework_ns, "duration_ns", "the rest: dispatch, shapes, autograd"
-                ),
-                KeyFigure("Not covered", overhead.uncovered_ns, "duration_ns", uncovered),
-            )
+        yield KeyFigures.of(
+            KeyFigure("Inside operators", overhead.host_ns, "duration_ns", "host time, summed over threads"),
+            KeyFigure(
+                "In CUDA calls", overhead.api_ns, "duration_ns", "launching, copying and waiting, inside operators"
+            ),
+            KeyFigure("In the framework", overhead.framework_ns, "duration_ns", "the rest: dispatch, shapes, autograd"),
+            KeyFigure("Not covered", overhead.uncovered_ns, "duration_ns", uncovered),
         )
         yield Paragraph(f"On the host, {overhead_sentence(overhead)}.")
     sentences = [
@@ -353,12 +340,7 @@ def _ranking(operator_numbers: OperatorNumbers) -> Figure:
         pl.lit("other").alias("fill"),
         pl.Series("detail", details, dtype=pl.String),
     )
-    return Figure(
-        "operators-chart",
-        "Parts of the program by their own GPU time, forward and backward",
-        bars.ranked_chart(drawn),
-        largest_three(drawn),
-    )
+    return ranked_figure("operators-chart", "Parts of the program by their own GPU time, forward and backward", drawn)
 
 
 def work(numbers: Numbers) -> Iterator[Block]:
@@ -376,17 +358,15 @@ def work(numbers: Numbers) -> Iterator[Block]:
     steps, duration = numbers.window.step_count, numbers.window.duration_ns
     rate = modelled.flops * 1e9 / modelled.modelled_ns if modelled.modelled_ns else None
     over_window = modelled.flops * 1e9 / duration if duration else None
-    yield KeyFigures(
-        (
-            KeyFigure("Modelled work", modelled.flops, "flop_count", "in the window"),
-            *(
-                (KeyFigure("Per step", modelled.flops / steps, "flop_count", f"mean of {fmt.number(steps)}"),)
-                if steps
-                else ()
-            ),
-            KeyFigure("Rate of the operators", rate, "flops", "over their GPU time"),
-            KeyFigure("Rate over all", over_window, "flops", "over the window, idle time included"),
-        )
+    yield KeyFigures.of(
+        KeyFigure("Modelled work", modelled.flops, "flop_count", "in the window"),
+        *(
+            (KeyFigure("Per step", modelled.flops / steps, "flop_count", f"mean of {fmt.number(steps)}"),)
+            if steps
+            else ()
+        ),
+        KeyFigure("Rate of the operators", rate, "flops", "over their GPU time"),
+        KeyFigure("Rate over all", over_window, "flops", "over the window, idle time included"),
     )
     columns = pick(
         WORK,

@@ -144,8 +144,6 @@ def examine(
     """Run every analysis over the window.
 
     Args:
-        timeline: the profile.
-        window: the part of it to analyse.
         counters: a report of Nsight Compute on the same program, for the diagnosis.
         diagnosis: the diagnosis of the window, if it is computed already.
     """
@@ -352,15 +350,13 @@ def _idle(budgets: Sequence[TimeBudget]) -> str:
     return f"Of the {fmt.share(share)} idle, {fmt.share(time_ns / idle)} {_WHILE[cause]}."
 
 
-# --- `data` of `report.json`, schema `warplens.report/1` --------------------------------------------------------------
-
-
 def overview_data(numbers: Numbers) -> dict[str, Any]:
     """All numbers of the report on one profile, exact and with complete tables.
 
     Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Values not recorded are null.
     """
     capture, operators, work, allocated = numbers.capture, numbers.operators, numbers.work, numbers.allocations
+    moments = numbers.diagnosis.moments if numbers.diagnosis else ()
     return {
         "source": capture.source,
         "answer": answer(numbers),
@@ -385,9 +381,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         },
         "headroom": headroom_data(numbers.headroom),
         "strips": strips_data(numbers.budgets, numbers.headroom, numbers.window),
-        "timeline": timeline_data(
-            numbers.timeline, numbers.window, numbers.diagnosis.moments if numbers.diagnosis else ()
-        ),
+        "timeline": timeline_data(numbers.timeline, numbers.window, moments),
         "steps": {"rows": numbers.steps, **rhythm_data(numbers.timeline.steps)},
         "phases": {"rows": numbers.phases},
         "kernels": {"rows": numbers.kernels},

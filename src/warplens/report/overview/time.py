@@ -47,14 +47,11 @@ def nothing(numbers: Numbers, otherwise: str, *tables: str) -> Paragraph:
     return quiet(otherwise if numbers.recorded(*tables) else "Not recorded in this profile.")
 
 
-def largest_three(ranked: pl.DataFrame) -> str:
-    """The first three rows of a ranking, for its alternative text."""
-    return "; ".join(f"{name} {fmt.share(part)}" for name, part in ranked.select("name", "share").head(3).iter_rows())
-
-
-def takes_time(ranked: pl.DataFrame) -> bool:
-    """Whether anything in a ranking took time; otherwise there are no shares, and no bars to draw."""
-    return bool(ranked["value"].sum())
+def ranked_figure(id_: str, caption: str, ranked: pl.DataFrame) -> Figure:
+    """The bars of a ranking."""
+    largest = ranked.select("name", "share").head(3).iter_rows()
+    alt = "; ".join(f"{name} {fmt.share(part)}" for name, part in largest)
+    return Figure(id_, caption, bars.ranked_chart(ranked), alt)
 
 
 def budget(numbers: Numbers) -> Iterator[Block | Section]:
@@ -219,14 +216,9 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
             "detail": [f"{fmt.count(calls)} calls" for calls in top["calls"]],
         }
     )
-    if takes_time(ranked):
-        share = fmt.share(float(top["share"].sum()))
-        yield Figure(
-            "kernels-chart",
-            f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
-            bars.ranked_chart(ranked),
-            largest_three(ranked),
-        )
+    if ranked["value"].sum():  # without any time there are no shares
+        most = f"The {top.height} kernels with the most GPU time: {fmt.share(float(top['share'].sum()))} of all"
+        yield ranked_figure("kernels-chart", most if top.height > 1 else "The only kernel", ranked)
     name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
     columns = pick(KERNELS, name, "category", DURATIONS)
     yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(statistics, short=True))
@@ -245,8 +237,8 @@ def categories(numbers: Numbers) -> Iterator[Block]:
         "share",
         pl.Series("fill", [category_fill(category) for category in statistics["category"].head(RANKED)], pl.String),
     )
-    if takes_time(ranked):
-        yield Figure("categories-chart", "Kernel time by category", bars.ranked_chart(ranked), largest_three(ranked))
+    if ranked["value"].sum():
+        yield ranked_figure("categories-chart", "Kernel time by category", ranked)
     yield Paragraph(_classification_text(numbers))
     numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
     yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)

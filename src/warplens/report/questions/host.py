@@ -21,15 +21,13 @@ def _api_columns(by: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("name", *(key for key in by.split(",") if key != "kind"))))
 
 
-def _api_of_counts(counts: pl.DataFrame, by: str) -> Found:
-    return _api(api_statistics_of_counts(counts, by.split(",")), by)
-
-
 @question(
     *API_CALLS.keys,
     default="name,kind",
     several=True,
-    counted=Counted("api_calls", _api_columns, _api_of_counts),
+    counted=Counted(
+        "api_calls", _api_columns, lambda counts, by: _api(api_statistics_of_counts(counts, by.split(",")), by)
+    ),
 )
 def api(timeline: Timeline, window: Window, by: str) -> Found:
     """CUDA API calls on the host: calls, duration.
