@@ -43,6 +43,7 @@ HALVES = (
     "twenty_fifth",
     "twenty_sixth",
     "twenty_seventh",
+    "twenty_eighth",
 )
 SOURCES = ("nsys", "torch")
 

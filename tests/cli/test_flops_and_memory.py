@@ -23,9 +23,10 @@ from warplens.analysis.ranges import range_statistics
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.cli import memory
+from warplens.cli.edge import State
 from warplens.cli.memory import parse_size
 from warplens.errors import UnreadableInputError, UsageError
-from warplens.readers import read, sqlite
+from warplens.readers import events_in, read, sqlite
 from warplens.readers.nsys import slices
 
 #: One product of 64 × 128 × 256 in bf16 (1 µs), one sum (2 µs), one operator of an extension (1 µs).
@@ -267,6 +268,22 @@ def _compare_with_whole(question, profile, notes, warplens, monkeypatch) -> None
     assert whole["rows"]
     assert [note["code"] for note in answered["warnings"]] == notes
     assert answered["data"] == whole
+
+
+def test_profiles_that_are_read_together_must_fit_together(export, warplens, tmp_path, monkeypatch):
+    other = tmp_path / "rank1.sqlite"
+    other.write_bytes(export.read_bytes())
+    files = [export, other]
+    needed = memory.COMPARED.bytes_of(events_in(export, 1))
+    compared = {size: warplens("compare", *map(str, files), "--memory", str(size)) for size in (needed, 3 * needed)}
+    assert [run.code for run in compared.values()] == [2, 0]
+    assert "together: needs about" in compared[needed].err
+    assert warplens("ranks", *map(str, files), "--memory", "1KB").code == 2
+
+    peak = memory.RANK.bytes_of(events_in(export, 1))
+    for size, workers in ((peak, 1), (2 * peak, 2), (9 * peak, 2)):
+        monkeypatch.setattr(State, "memory", size)
+        assert memory.workers_that_fit(files, 5, memory.RANK) == workers
 
 
 @pytest.mark.parametrize("name", ["damaged.json", "none.json", "none.json.gz"])

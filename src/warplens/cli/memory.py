@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,6 +36,9 @@ class Peak(NamedTuple):
 #: 6 % above the measured peak.
 TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60)
 REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150)
+#: Peaks of a side of a comparison, and of the summary of a rank; measured with 1 M kernels.
+COMPARED: Final = Peak(work=360, searched=620, ranges=300, others=110)
+RANK: Final = Peak(work=260, searched=520, ranges=220, others=70)
 
 #: Memory of Python, its libraries and Warplens' own modules.
 _FIXED_BYTES: Final = 170_000_000
@@ -90,7 +94,7 @@ def _free_bytes() -> int | None:
 def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
     """The bytes needed for the whole profile if they exceed the limit, else None.
 
-    Only known for SQLite exports and traces of PyTorch; other files are read without a check.
+    Folders of tables are read without a check, as are reports that only an installed nsys can read.
     """
     from warplens.readers import events_in
 
@@ -119,7 +123,7 @@ def share_that_fits(profile: Path, peak: Peak, *, steady: bool) -> float:
     share = _SAFE_SHARE * (limit - _FIXED_BYTES - _READING_BYTES) / (needed - _FIXED_BYTES)
     if steady and share >= _LEAST_SHARE:
         return share
-    raise _refusal(profile, needed, limit, _ADVICE)
+    raise _refusal(profile.name, needed, limit, _ADVICE)
 
 
 def check_work_alone(profile: Path) -> None:
@@ -136,14 +140,51 @@ def check_work_alone(profile: Path) -> None:
     needed = _FIXED_BYTES + _READING_BYTES + _ALONE * sum(events.get(name, 0) for name in (*WORK_TABLES, "api_calls"))
     needed = min(needed, TABLE.bytes_of(events))
     if needed > limit:
-        raise _refusal(
-            profile, needed, limit, "Ask about the steady steps (--window steady), allow more, or record less"
-        )
+        advice = "Ask about the steady steps (--window steady), allow more, or record less"
+        raise _refusal(profile.name, needed, limit, advice)
 
 
-def _refusal(profile: Path, needed: int, limit: int, advice: str) -> UsageError:
+def check_together(profiles: Sequence[Path]) -> None:
+    """Check that the profiles of a comparison fit, all of which are in memory at a time.
+
+    Raises:
+        UsageError: they do not.
+    """
+    peaks = _peaks_of(profiles, COMPARED, at_a_time=len(profiles))
+    needed, limit = sum(peaks.values()) - (len(peaks) - 1) * _FIXED_BYTES, limit_bytes() or 0
+    if peaks and needed > limit:
+        name = " and ".join(profile.name for profile in profiles[:2]) + (", …" if len(profiles) > 2 else "")
+        raise _refusal(f"{name} together", needed, limit, "Allow more, or record fewer steps")
+
+
+def workers_that_fit(profiles: Sequence[Path], workers: int | None, peak: Peak) -> int:
+    """How many processes may read these profiles at a time: at most `workers`, or one per core.
+
+    Raises:
+        UsageError: one profile alone does not fit.
+    """
+    from warplens.ranks import default_workers
+
+    workers = max(min(workers or default_workers(), len(profiles)), 1)
+    peaks, limit = _peaks_of(profiles, peak, at_a_time=workers), limit_bytes() or 0
+    largest = sorted(peaks, key=lambda profile: peaks[profile], reverse=True)
+    if largest and peaks[largest[0]] > limit:
+        raise _refusal(largest[0].name, peaks[largest[0]], limit, "Allow more, or record fewer steps")
+    return next(n for n in range(workers, 0, -1) if n == 1 or sum(peaks[file] for file in largest[:n]) <= limit)
+
+
+def _peaks_of(profiles: Sequence[Path], peak: Peak, at_a_time: int) -> dict[Path, int]:
+    """Peak memory of the profiles that need more than an equal share of the limit."""
+    from warplens.readers import events_in
+
+    share = (limit_bytes() or sys.maxsize) // max(at_a_time, 1)
+    events = {profile: events_in(profile, share) for profile in profiles if profile.is_file()}
+    return {profile: peak.bytes_of(rows) for profile, rows in events.items() if rows is not None}
+
+
+def _refusal(name: str, needed: int, limit: int, advice: str) -> UsageError:
     return UsageError(
-        f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit)} are "
+        f"{name}: needs about {data_size(needed)} of memory, and {data_size(limit)} are "
         f"allowed (--memory; half of what is free unless given). {advice}"
     )
 

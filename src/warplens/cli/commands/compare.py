@@ -16,6 +16,7 @@ from warplens.answers.inputs import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, answered, checked_target, give, limited, most_rows, note_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
+from warplens.cli.memory import check_together
 from warplens.cli.options import (
     FormatOption,
     LimitOption,
@@ -126,7 +127,9 @@ def _load_traces(
     sides: tuple[SideFiles, SideFiles], window: str, range_name: str | None
 ) -> tuple[TraceFiles, TraceFiles]:
     """Both sides, every repeat with its window, with launch configurations, by which kernels are matched."""
-    reuse_freed_memory([file for side in sides for file in side.files])
+    files = list(dict.fromkeys(file for side in sides for file in side.files))
+    check_together(files)
+    reuse_freed_memory(files)
     names = [shown_name(side.path.resolve().name) for side in sides]
     if names[0] == names[1]:
         names = [f"{name} ({role})" for name, role in zip(names, ("baseline", "variant"), strict=True)]

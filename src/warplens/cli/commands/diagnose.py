@@ -69,10 +69,11 @@ def diagnose(
 
 
 def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
+    from warplens.cli.memory import REPORT, workers_that_fit
     from warplens.ranks import diagnose_ranks
 
     with progress(f"reading {fmt.plural(len(paths), 'profile')}") as tell:
-        run = diagnose_ranks(paths, window, progress=tell)
+        run = diagnose_ranks(paths, window, workers=workers_that_fit(paths, None, REPORT), progress=tell)
     diagnosed = run_answer(run.diagnosis, run.sources, run.problems)
     *head, closing = diagnosed.facts
     emit(answered(diagnosed, Part(head=head, entries=list(_entries(diagnosed)), closing=[closing]), None), form)

@@ -8,6 +8,7 @@ from typing import Annotated
 from warplens.answers import ranks_answer
 from warplens.cli.answer import Part, answered, checked_target, give, most_rows
 from warplens.cli.edge import end_with, progress
+from warplens.cli.memory import RANK, workers_that_fit
 from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, documents_option, option
 from warplens.ranks import analyse_ranks
 from warplens.readers import discover
@@ -34,6 +35,8 @@ def ranks(
     """
     folder = checked_target(output, paths, form) if output else None
     files = discover(paths)
+    if scheduler is None:
+        workers = workers_that_fit(files, workers, RANK)
     with progress(f"reading {fmt.plural(len(files), 'profile')}") as tell:
         run = analyse_ranks(files, window, workers=workers, scheduler=scheduler, progress=tell)
     answer = ranks_answer(run.result, run.sources, run.problems)
