@@ -21,12 +21,18 @@ FORWARD, BACKWARD = 100 * US, 200 * US
 
 
 def found(
-    handed: Sequence[Sequence[int]], taken: Sequence[Sequence[int]], *, passes: int = 1, blocks: int | None = None
+    handed: Sequence[Sequence[int]],
+    taken: Sequence[Sequence[int]],
+    *,
+    passes: int = 1,
+    blocks: int | None = None,
+    by_hand: tuple[str, Sequence[Sequence[int]]] | None = None,
 ) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
     turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
 
-    With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded.
+    With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded. `by_hand` are an
+    operator outside of the optimizer, and the sizes of its tensors.
     """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
@@ -52,6 +58,9 @@ def found(
                 name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
                 ranges.append(operator(now, now + US, name, shapes=text, thread=AUTOGRAD_THREAD))
                 now += 2 * US
+        if by_hand is not None:
+            ranges.append(operator(now, now + US, by_hand[0], shapes=json.dumps([by_hand[1], by_hand[1], []])))
+            now += 2 * US
         ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
         lists = [taken, taken, []] if blocks is None else [[], [], []]
         ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps(lists)))
@@ -112,6 +121,16 @@ def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
 )
 def test_gradients_that_are_taken_are_not_told(handed: list[list[int]], taken: list[list[int]], passes: int) -> None:
     assert found(handed, taken, passes=passes) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [("aten::_foreach_lerp_", False), ("aten::_foreach_norm", True), ("aten::_foreach_mul_", True)]
+)
+def test_an_optimizer_that_pytorch_does_not_know_takes_gradients_and_clipping_does_not(
+    name: str, is_told: bool
+) -> None:
+    """Muon blends each gradient into its momentum. A norm, and scaling by it, go over unused gradients as well."""
+    assert (found([HEAD, BODY, BODY], [HEAD], by_hand=(name, [BODY, BODY])) is not None) is is_told
 
 
 @pytest.mark.parametrize(("blocks", "unused"), [(32, 0.0), (16, 0.5), (8, 0.75)])

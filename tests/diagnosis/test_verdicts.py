@@ -431,6 +431,21 @@ def test_copies_at_the_pace_of_the_link_are_the_limit_though_neither_pinning_nor
     assert found.findings[0].remedies[0].action == "Copy less"
 
 
+@pytest.mark.parametrize(("last", "left"), [(ADD, 100 / 2 + 100), (MAXIMUM, 100)])
+def test_of_passes_that_end_in_sums_the_bound_leaves_nothing(last: str, left: float) -> None:
+    """Of a chain of 30, half of a pass is left; sums of pairwise terms need no memory (15.6 times were measured)."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, ADD, times=29)
+        machine.launch(100 * US, last)
+        machine.launch(100 * US)
+
+    found = verdict(step).finding("memory-bandwidth")
+    assert found is not None
+    idle = 31  # µs of each step
+    assert found.bound == pytest.approx((31 * 100 + idle) / (left + idle), rel=0.01)
+
+
 def test_chains_that_may_go_on_behind_what_repeats_have_no_bound() -> None:
     marked = record(programs.elementwise_chain)
     known, guessed = judged(marked), judged(replace(marked, ranges=marked.ranges.clear()))

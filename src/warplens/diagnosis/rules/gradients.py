@@ -341,11 +341,15 @@ def _passes(facts: Facts) -> list[_Pass]:
     optimizer_starts = optimizing["start_ns"].to_numpy()
     optimizer_passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
     taken_by = [_taken(main, begin, end) for begin, end in optimizer_passes]
+    in_passes = [pl.col("start_ns").is_between(begin, end) for begin, end in optimizer_passes]
+    by_hand = main.filter(pl.col("name").is_in(_UPDATES) & ~pl.any_horizontal(in_passes))
     blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
     passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         following = _following(optimizer_starts, int(starts[first]), starts[edges[:-1]])
         taken = sum((taken_by[index] for index in following), Counter[tuple[int, ...]]())
+        next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
+        taken += _taken(by_hand, int(ends[stop - 1]), next_pass)
         shapes_of_pass = shapes_handed[first:stop]
         counts = Counter(shapes_of_pass)
         numbers = np.array([math.prod(shape) for shape in shapes_of_pass], dtype=np.int64)
@@ -376,6 +380,13 @@ def _passes(facts: Facts) -> list[_Pass]:
             )
         )
     return passes
+
+
+#: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. An average
+#: of the weights uses them, too: then nothing counts as unused.
+_UPDATES: Final = tuple(
+    f"aten::{kind}{name}_" for name in ("lerp", "add", "sub", "addcmul") for kind in ("", "_foreach_")
+)
 
 
 def _following(optimizer_starts: Int64s, start: int, passes: Int64s) -> Sequence[int]:

@@ -99,6 +99,7 @@ class MemoryBandwidth(Rule):
     )
     thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
     least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
+    least_reductions_share = Limit(0.01, "From here on, passes may end in sums that need not be written.")
 
     def claim(self, facts: Facts) -> Float64s | None:
         """All but the longest kernel of each chain that moves data; `unfused-chain` claims those between products."""
@@ -114,6 +115,10 @@ class MemoryBandwidth(Rule):
         share = time / facts.wall_ns
         measured_ns = facts.own_ns(pl.col("bound").is_not_null())
         kernels_ns = facts.own_ns_having("kind", "kernel")
+        # The remaining pass may move half as many bytes, and one that sums pairwise terms hardly any: neither the terms
+        # nor their broadcast operands need to be in memory.
+        saved_ns = min(claims.busy_ns(self.id), time)
+        sums = facts.own_ns_having("label", "reduction") >= self.least_reductions_share * facts.wall_ns
         measured = measured_ns >= facts.thresholds.counters_share * max(kernels_ns, 1)
         dominates = share >= facts.thresholds.bandwidth_share
         confidence: Confidence = "high" if measured else "medium" if dominates else "low"
@@ -151,8 +156,7 @@ class MemoryBandwidth(Rule):
             informs=not dominates,
             # If steps may be parts of a step, chains may continue beyond their ends.
             bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
-            # The remaining pass may move half as many bytes.
-            bound_ns=claims.busy_ns(self.id) + (time - min(claims.busy_ns(self.id), time)) // 2,
+            bound_ns=time if sums else saved_ns + (time - saved_ns) // 2,
         )
 
 
