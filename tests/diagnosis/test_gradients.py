@@ -133,6 +133,12 @@ def test_an_optimizer_that_pytorch_does_not_know_takes_gradients_and_clipping_do
     assert (found([HEAD, BODY, BODY], [HEAD], by_hand=(name, [BODY, BODY])) is not None) is is_told
 
 
+def test_an_average_of_one_tensor_does_not_make_the_gradients_of_the_others_unused() -> None:
+    """The fused optimizer takes all of them, but the sizes of its lists are not recorded."""
+    assert found([LARGE, HEAD, BODY, BODY], [], blocks=19, by_hand=("aten::lerp_", HEAD)) is None
+    assert found([LARGE, HEAD, BODY, BODY], [], blocks=16, by_hand=("aten::lerp_", HEAD)) is not None
+
+
 @pytest.mark.parametrize(("blocks", "unused"), [(32, 0.0), (16, 0.5), (8, 0.75)])
 def test_blocks_of_a_fused_optimizer_tell_how_many_gradients_it_takes(blocks: int, unused: float) -> None:
     """Of two gradients of sixteen blocks each."""

@@ -154,7 +154,7 @@ def check_together(profiles: Sequence[Path]) -> None:
     needed, limit = sum(peaks.values()) - (len(peaks) - 1) * _FIXED_BYTES, limit_bytes() or 0
     if peaks and needed > limit:
         name = " and ".join(profile.name for profile in profiles[:2]) + (", …" if len(profiles) > 2 else "")
-        raise _refusal(f"{name} together", needed, limit, "Allow more, or record fewer steps")
+        raise _refusal(name + " together" * (len(profiles) > 1), needed, limit, "Allow more, or record fewer steps")
 
 
 def workers_that_fit(profiles: Sequence[Path], workers: int | None, peak: Peak) -> int:
@@ -174,12 +174,14 @@ def workers_that_fit(profiles: Sequence[Path], workers: int | None, peak: Peak) 
 
 
 def _peaks_of(profiles: Sequence[Path], peak: Peak, at_a_time: int) -> dict[Path, int]:
-    """Peak memory of the profiles that need more than an equal share of the limit."""
+    """Peak memory of the profiles of which it is known; none if each needs no more than an equal share of the limit."""
     from warplens.readers import events_in
 
     share = (limit_bytes() or sys.maxsize) // max(at_a_time, 1)
     events = {profile: events_in(profile, share) for profile in profiles if profile.is_file()}
-    return {profile: peak.bytes_of(rows) for profile, rows in events.items() if rows is not None}
+    if any(events.values()):
+        events = {profile: rows or events_in(profile, 0) for profile, rows in events.items()}
+    return {profile: peak.bytes_of(rows) for profile, rows in events.items() if rows}
 
 
 def _refusal(name: str, needed: int, limit: int, advice: str) -> UsageError:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +38,12 @@ from warplens.readers.opening import (
     Slices,
     Wanted,
     absent,
+    compression_of,
+    content_head,
+    head_of,
     holds,
     kind_of,
+    reader_for,
 )
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
@@ -88,8 +93,8 @@ _COUNTERS: Final = Wanted[KernelCounters](
 #: Memory of the program itself, at least.
 _PROGRAM_BYTES: Final = 200_000_000
 
-#: Memory of a report per byte of a file, compressed or not, at most: an export takes seven times its size, and xz
-#: makes one up to twenty times smaller.
+#: Memory of a report per byte of a compressed file, at most: an export takes seven times its size, and xz makes it up
+#: to twenty times smaller.
 _MOST_MEMORY_PER_BYTE: Final = 160
 
 _MEASUREMENTS: Final = (MeasurementsFile(),)
@@ -174,13 +179,24 @@ def events_in(path: Path, memory: int) -> Mapping[str, int] | None:
     They count as rows of an SQLite export that take as much memory. None where they are not known, or where the file
     is so small that they fit into this many bytes of memory.
     """
-    if path.is_file() and memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * path.stat().st_size:
-        return None
     try:
+        if path.is_file() and compression_of(head_of(path)) is not None:
+            reader = reader_for(_TRACES.readers, content_head(path))
+            if reader is None or not reader.unpacks:
+                if memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * path.stat().st_size:
+                    return None
+                return _unpacked_events(path, path.stat().st_mtime_ns)
         with _TRACES.opened(path, None) as (reader, file):
             return reader.events_in(file, memory)
     except UnreadableInputError:  # reading it says why
         return None
+
+
+@lru_cache(maxsize=64)
+def _unpacked_events(path: Path, _modified_ns: int) -> Mapping[str, int] | None:
+    """`events_in` of a file that must be unpacked, which is done once."""
+    with _TRACES.opened(path, None) as (reader, file):
+        return reader.events_in(file, memory=0)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES
+from warplens.readers.limits import FURTHEST_NS
 
 #: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
 #: As much is read before the span: why the GPU waits at the begin of a step depends on the work before it.
@@ -55,9 +56,13 @@ class Excerpt:
         Raises:
             UnreadableInputError: there are too few events.
         """
-        for begins in samples:
+        for sampled in samples:
+            begins = sampled[(sampled >= -FURTHEST_NS) & (sampled <= FURTHEST_NS)]
             if len(begins) >= 2:  # one event has no span
-                low, high = np.quantile(begins, [(1 - share) / 2, (1 + share) / 2]).astype(np.int64).tolist()
+                first, edges = int(begins.min()), [(1 - share) / 2, (1 + share) / 2]
+                low, high = (first + int(gap) for gap in np.quantile((begins - first).astype(np.float64), edges))
+                if ((begins < low) | (begins >= high)).all():  # between two events: take one of them
+                    low, high = np.quantile(begins, edges, method="nearest").tolist()
                 return cls(low, max(high, low + 1), share)
         found = "it holds no event of which a part could be read"
         raise UnreadableInputError(known_as, found, "Allow more memory with --memory")

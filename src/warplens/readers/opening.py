@@ -168,8 +168,8 @@ class Input:
 class Asked:
     """Options of reading: for traces launch configurations, for counters the metrics and instances.
 
-    For SQLite exports and PyTorch traces also the share of events to read, from their middle. For PyTorch traces also
-    whether to read nothing but GPU work and API calls, which are a part of the events.
+    For traces also the share of events to read, from their middle (folders of tables are read whole), and for reports
+    and PyTorch traces whether to read nothing but GPU work and API calls, which are a part of the events.
     """
 
     launch_configuration: bool = True

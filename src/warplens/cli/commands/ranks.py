@@ -35,9 +35,9 @@ def ranks(
     """
     folder = checked_target(output, paths, form) if output else None
     files = discover(paths)
-    if scheduler is None:
-        workers = workers_that_fit(files, workers, RANK)
     with progress(f"reading {fmt.plural(len(files), 'profile')}") as tell:
+        if scheduler is None:
+            workers = workers_that_fit(files, workers, RANK)
         run = analyse_ranks(files, window, workers=workers, scheduler=scheduler, progress=tell)
     answer = ranks_answer(run.result, run.sources, run.problems)
     printed = answered(answer, Part(head=answer.facts), most_rows(form, limit))

@@ -348,8 +348,6 @@ def _passes(facts: Facts) -> list[_Pass]:
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         following = _following(optimizer_starts, int(starts[first]), starts[edges[:-1]])
         taken = sum((taken_by[index] for index in following), Counter[tuple[int, ...]]())
-        next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
-        taken += _taken(by_hand, int(ends[stop - 1]), next_pass)
         shapes_of_pass = shapes_handed[first:stop]
         counts = Counter(shapes_of_pass)
         numbers = np.array([math.prod(shape) for shape in shapes_of_pass], dtype=np.int64)
@@ -367,6 +365,9 @@ def _passes(facts: Facts) -> list[_Pass]:
             )
         else:
             continue  # an optimizer of flat copies, or one that was not recorded
+        next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
+        updated = _taken(by_hand, int(ends[stop - 1]), next_pass)
+        unused = np.maximum(unused - [updated[shape] / counts[shape] for shape in shapes_of_pass], 0.0)
         before, after = next_elsewhere[first] - 1, next_elsewhere[first]
         passes.append(
             _Pass(
@@ -382,8 +383,8 @@ def _passes(facts: Facts) -> list[_Pass]:
     return passes
 
 
-#: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. An average
-#: of the weights uses them, too: then nothing counts as unused.
+#: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages
+#: of weights use them, too: then the gradients of these weights do not count as unused.
 _UPDATES: Final = tuple(
     f"aten::{kind}{name}_" for name in ("lerp", "add", "sub", "addcmul") for kind in ("", "_foreach_")
 )

@@ -104,7 +104,7 @@ class NsysReport(Reader[Trace]):
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.report import rows_in
 
-        return rows_in(file.path, file.known_as)
+        return rows_in(file.path, file.known_as, memory)
 
     def original(self, file: Input, folder: Path) -> Input:
         from warplens.readers.nsys.conversion import convert

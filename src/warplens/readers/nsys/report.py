@@ -211,8 +211,8 @@ def read_nsys_report(path: Path, known_as: Path, report: Callable[[str], None], 
             report(f"{known_as.name}: reading the events")
             seen = Seen()
             loaded = _loaded(source, facts, seen, report, asked, part)
-            window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
             if asked.work_alone:
+                window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
                 loaded = {table: rows for table, rows in loaded.items() if table in _WORK}
             report(f"{known_as.name}: putting the trace together")
             trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep", part)
@@ -236,13 +236,22 @@ class _Sampled:
 #: Blocks of a report that are sampled, each with some four thousand events.
 _SAMPLES = 256
 
+#: Memory of the program itself, and of a report for each of its events, at most.
+_PROGRAM_BYTES, _MOST_BYTES_PER_EVENT = 200_000_000, 800
+
 #: Memory for an event, compared with one of an SQLite export: a report has all names in memory, and batches of rows.
 _MEMORY_OF_ROW = 1.12
 
 
-def rows_in(path: Path, known_as: Path) -> dict[str, int] | None:
-    """Estimate of the rows of each table of the trace; None for a report that this reader does not know."""
+def rows_in(path: Path, known_as: Path, memory: int) -> dict[str, int] | None:
+    """Estimate of the rows of each table of the trace; None for a report that this reader does not know.
+
+    Also None if so many events surely fit into this many bytes of memory.
+    """
     try:
+        with opened(path, known_as) as file:
+            if memory >= _PROGRAM_BYTES + _MOST_BYTES_PER_EVENT * file.event_count:
+                return None
         sampled = _sampled(path, known_as, path.stat().st_mtime_ns)
     except UnreadableInputError:  # reading it says why
         return None

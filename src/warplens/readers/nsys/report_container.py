@@ -140,12 +140,19 @@ class Report:
 
     def sample(self, count: int) -> Iterator[tuple[Bytes, tuple[int, int]]]:
         """So many blocks of events, evenly spread over the report, each with the span of the list of events in it."""
-        positions = []
-        position = self._first_block
+        positions: list[int] = []
+        position, seen, every = self._first_block, 0, 1
         while position < self._strings_at:
-            positions.append(position)
+            if seen % every == 0:
+                positions.append(position)
+            seen += 1
+            if len(positions) > 4 * count:  # memory is bounded
+                positions, every = positions[::2], 2 * every
             packed, position = self._number(position)
-            position = self._number(position)[1] + packed
+            size, position = self._number(position)
+            if not packed or not size:
+                raise self.damaged("a block of events is empty")
+            position += packed
         chosen = {index * len(positions) // count for index in range(count)} if positions else ()
         for number in sorted(chosen):
             block, _ = self._block(positions[number], limits.EVENT_BLOCK_BYTES)
