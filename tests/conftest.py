@@ -61,7 +61,7 @@ _READS = find_spec("polars") is not None
 class _Once:
     """In place of a reader: what reading this file gave is kept."""
 
-    read_anew: Callable[[Any], Any]
+    anew: Callable[..., Any]
     original: Path
     name: str
     kept: OrderedDict[tuple[Path, str, str], Any]
@@ -69,11 +69,17 @@ class _Once:
     def read(self, _: object, asked: object) -> Any:
         key = (self.original, self.name, repr(asked))
         if key not in self.kept:
-            self.kept[key] = self.read_anew(asked)
+            self.kept[key] = self.anew("read", asked)
         self.kept.move_to_end(key)
         if len(self.kept) > _KEPT:
             self.kept.popitem(last=False)
         return self.kept[key]
+
+    def events_in(self, _: object, memory: int) -> Any:
+        return self.anew("events_in", memory)
+
+    def slices(self, _: object) -> Any:
+        return self.anew("slices")
 
 
 @cache
@@ -264,11 +270,11 @@ def _shipped_files_are_read_once():
                 yield found
             return
 
-        def read_anew(asked: Any) -> Any:
+        def anew(question: str, *asked: Any) -> Any:
             with opened(self, path, progress) as (reader, file):
-                return reader.read(file, asked)
+                return getattr(reader, question)(file, *asked)
 
-        yield _Once(read_anew, original, path.name, kept), None
+        yield _Once(anew, original, path.name, kept), None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(readers._TRACES), "opened", of_either)
