@@ -341,8 +341,10 @@ def _passes(facts: Facts) -> list[_Pass]:
     optimizer_starts = optimizing["start_ns"].to_numpy()
     optimizer_passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
     taken_by = [_taken(main, begin, end) for begin, end in optimizer_passes]
-    in_passes = [pl.col("start_ns").is_between(begin, end) for begin, end in optimizer_passes]
-    by_hand = main.filter(pl.col("name").is_in(_UPDATES) & ~pl.any_horizontal(in_passes))
+    updates = main.filter(pl.col("name").is_in(_UPDATES))
+    begins = updates["start_ns"].to_numpy()
+    last = np.searchsorted(optimizer_starts, begins, side="right") - 1  # the optimizer pass that began last
+    by_hand = updates.filter((last < 0) | (begins > optimizing["end_ns"].to_numpy()[last]))
     blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
     passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
