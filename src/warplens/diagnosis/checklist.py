@@ -343,8 +343,9 @@ def _fusion(checked: Checked) -> Answer:
 
 def _distribution(checked: Checked) -> Answer:
     then = "choose a grid of whole waves, or a persistent kernel"
-    by_fault = _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
-    return _found(checked, ("straggler", "pipeline-bubble"), {}) or by_fault
+    return _found(checked, ("straggler", "pipeline-bubble"), {}) or _by_fault(
+        checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share"
+    )
 
 
 def _synchronization(checked: Checked) -> Answer:

@@ -44,6 +44,7 @@ from warplens.readers.opening import (
     holds,
     kind_of,
     reader_for,
+    surely_fits,
 )
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
@@ -89,9 +90,6 @@ _COUNTERS: Final = Wanted[KernelCounters](
         Kind.ZIP: _ZIP_ADVICE,
     },
 )
-
-#: Memory of the program itself, at least.
-_PROGRAM_BYTES: Final = 200_000_000
 
 #: Memory of a report per byte of a compressed file, at most: an export takes seven times its size, and xz makes it up
 #: to twenty times smaller.
@@ -183,7 +181,7 @@ def events_in(path: Path, memory: int) -> Mapping[str, int] | None:
         if path.is_file() and compression_of(head_of(path)) is not None:
             reader = reader_for(_TRACES.readers, content_head(path))
             if reader is None or not reader.unpacks:
-                if memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * path.stat().st_size:
+                if surely_fits(path.stat().st_size, _MOST_MEMORY_PER_BYTE, memory):
                     return None
                 return _unpacked_events(path, path.stat().st_mtime_ns)
         with _TRACES.opened(path, None) as (reader, file):

@@ -7,8 +7,9 @@ a short time before the span are read, too.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,19 @@ IN_SLICES: Final = Note(
 )
 
 _Times = TypeVar("_Times", pl.Expr, Int64s)
+
+
+@dataclass
+class Sample:
+    """Events in samples of a recording, by their kind."""
+
+    size: int = 0  #: of the whole recording, in bytes of text or in events
+    read: int = 0  #: of the samples
+    begins: defaultdict[str, list[Int64s]] = field(default_factory=lambda: defaultdict(list))
+
+    def rows(self, kind: str) -> int:
+        """Estimate of the events of a kind in the whole recording."""
+        return sum(map(len, self.begins[kind])) * self.size // max(self.read, 1)
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,15 @@ class Slices(Protocol):
     ) -> None: ...
 
 
+#: Memory of the program itself, at least.
+_PROGRAM_BYTES: Final = 200_000_000
+
+
+def surely_fits(size: int, each: int, memory: int) -> bool:
+    """Whether a report on so many bytes or events needs no more memory, if each of them takes `each` bytes at most."""
+    return memory >= _PROGRAM_BYTES + each * size
+
+
 class Reader(Protocol[Content]):
     """One format: how it is recognised, read, and copied without what identifies people and machines."""
 

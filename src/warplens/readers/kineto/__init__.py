@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
+from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes, surely_fits
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -52,9 +52,6 @@ _MARKS: Final = (
 #: a kilobyte. Traces with shapes take 1.2.
 _MOST_MEMORY_PER_BYTE: Final = 8
 
-#: Memory of the program itself, at least.
-_PROGRAM_BYTES: Final = 200_000_000
-
 #: Memory for an event, compared with one of an SQLite export: commands took 1.2 to 1.8 times as much for traces of
 #: 0.5 to 4 M events with shapes, with Python's functions, and of the GPU alone.
 _MEMORY_OF_ROW: Final = 1.7
@@ -78,7 +75,7 @@ class KinetoTrace(Reader[Trace]):
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.kineto.excerpt import rows_in, text_bytes
 
-        if memory >= _PROGRAM_BYTES + _MOST_MEMORY_PER_BYTE * text_bytes(file.path, file.compression):
+        if surely_fits(text_bytes(file.path, file.compression), _MOST_MEMORY_PER_BYTE, memory):
             return None
         rows = {table: round(_MEMORY_OF_ROW * count) for table, count in rows_in(file.path, file.compression).items()}
         return rows if any(rows.values()) else None  # another JSON file, which reading refuses

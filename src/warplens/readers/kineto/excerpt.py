@@ -7,20 +7,17 @@ other, and in blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from warplens.profile.schema import Int64s
-from warplens.readers.excerpts import Excerpt
+from warplens.readers.excerpts import Excerpt, Sample
 from warplens.readers.kineto.document import BLOCK_BYTES, Source, last_boundary, padded
 from warplens.readers.kineto.events import EventReader
 from warplens.readers.kineto.scan import BOUNDARY
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, KINDS, PADDING
-from warplens.readers.limits import FURTHEST_NS
 
 #: A sample: some hundred events, which array operations read in a millisecond.
 _SAMPLE_BYTES: Final = 2**16
@@ -42,16 +39,6 @@ _TABLES: Final = {
 }
 
 
-@dataclass
-class _Sampled:
-    """Events in samples of a trace's text."""
-
-    text_bytes: int = 0  #: of the whole trace
-    sampled_bytes: int = 0
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))  #: events of each kind in them
-    begins: dict[str, list[Int64s]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-
-
 def text_bytes(path: Path, compression: str | None) -> int:
     """The size of a trace's text; of a compressed one an estimate by its begin."""
     if compression is None:
@@ -70,9 +57,9 @@ def rows_in(path: Path, compression: str | None) -> dict[str, int]:
     """Estimate of the rows of each table of the trace."""
     sampled = _sampled(path, compression, path.stat().st_mtime_ns)
     rows: dict[str, int] = {}
-    for kind, count in sampled.counts.items():
-        for table in _TABLES[kind]:
-            rows[table] = rows.get(table, 0) + count * sampled.text_bytes // max(sampled.sampled_bytes, 1)
+    for kind, tables in _TABLES.items():
+        for table in tables:
+            rows[table] = rows.get(table, 0) + sampled.rows(kind)
     return rows
 
 
@@ -89,34 +76,32 @@ def excerpt_of(path: Path, known_as: Path, compression: str | None, share: float
 
 
 @lru_cache(maxsize=4)
-def _sampled(path: Path, compression: str | None, _modified_ns: int) -> _Sampled:
-    sampled, reader = _Sampled(), EventReader(launch_configuration=False)
+def _sampled(path: Path, compression: str | None, _modified_ns: int) -> Sample:
+    sampled, reader = Sample(), EventReader(launch_configuration=False)
     for text in _samples(path, compression, sampled):
         first, last = BOUNDARY.search(text), last_boundary(text)
         if first is None or last is None or last <= first.end():
             continue
         buffer = padded(text[first.end() : last], last - first.end())
         piece = reader.read(buffer, PADDING, len(buffer) - PADDING)
-        sampled.sampled_bytes += last - first.end()
+        sampled.read += last - first.end()
         for kind, columns in piece.columns.items():
             begins, known = columns["begin_ns"]
-            sampled.counts[kind] += len(begins)
-            sound = (np.abs(begins.astype(np.int64)) <= FURTHEST_NS) & (True if known is None else known)
-            sampled.begins[kind].append(begins[sound].astype(np.int64))
+            sampled.begins[kind].append((begins if known is None else begins[known]).astype(np.int64))
     return sampled
 
 
-def _samples(path: Path, compression: str | None, sampled: _Sampled) -> Iterator[bytes]:
+def _samples(path: Path, compression: str | None, sampled: Sample) -> Iterator[bytes]:
     """Pieces of the text, evenly spread; a compressed trace is unpacked for them."""
     if compression is not None:
         for block in Source(path, compression).blocks():
-            sampled.text_bytes += len(block)
+            sampled.size += len(block)
             for number in range(_SAMPLES_OF_BLOCK):
                 yield block[number * len(block) // _SAMPLES_OF_BLOCK :][:_SAMPLE_BYTES]
         return
-    sampled.text_bytes = path.stat().st_size
-    count = min(_SAMPLES, max(sampled.text_bytes // _SAMPLE_BYTES, 1))
+    sampled.size = path.stat().st_size
+    count = min(_SAMPLES, max(sampled.size // _SAMPLE_BYTES, 1))
     with path.open("rb") as file:
         for number in range(count):
-            file.seek(number * sampled.text_bytes // count)
+            file.seek(number * sampled.size // count)
             yield file.read(_SAMPLE_BYTES)

@@ -12,7 +12,7 @@ are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Note, NoteLevel, Trace
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES
-from warplens.readers.excerpts import IN_SLICES, Excerpt
+from warplens.readers.excerpts import IN_SLICES, Excerpt, Sample
 from warplens.readers.nsys.export import Loaded, event_window, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.tables import SOURCES, STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
-from warplens.readers.opening import Asked
+from warplens.readers.opening import Asked, surely_fits
 from warplens.wire import BYTES, VARINT, Message, fields_of, varint
 
 #: Fields of the target, of the recording options, of a process in them, and of the origin.
@@ -223,21 +223,11 @@ def read_nsys_report(path: Path, known_as: Path, report: Callable[[str], None], 
     return replace(trace, capture=replace(trace.capture, window_ns=window, notes=(IN_SLICES,)))
 
 
-@dataclass
-class _Sampled:
-    """Events in samples of a report, by the table of the trace that they belong to."""
-
-    events: int = 0  #: of the whole report
-    sampled_events: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    begins: dict[str, list[Int64s]] = field(default_factory=dict)
-
-
 #: Blocks of a report that are sampled, each with some four thousand events.
 _SAMPLES = 256
 
-#: Memory of the program itself, and of a report for each of its events, at most.
-_PROGRAM_BYTES, _MOST_BYTES_PER_EVENT = 200_000_000, 800
+#: Memory of a report for each of its events, at most.
+_MOST_BYTES_PER_EVENT = 800
 
 #: Memory for an event, compared with one of an SQLite export: a report has all names in memory, and batches of rows.
 _MEMORY_OF_ROW = 1.12
@@ -250,13 +240,12 @@ def rows_in(path: Path, known_as: Path, memory: int) -> dict[str, int] | None:
     """
     try:
         with opened(path, known_as) as file:
-            if memory >= _PROGRAM_BYTES + _MOST_BYTES_PER_EVENT * file.event_count:
+            if surely_fits(file.event_count, _MOST_BYTES_PER_EVENT, memory):
                 return None
         sampled = _sampled(path, known_as, path.stat().st_mtime_ns)
     except UnreadableInputError:  # reading it says why
         return None
-    scale = _MEMORY_OF_ROW * sampled.events / max(sampled.sampled_events, 1)
-    return {name: round(scale * count) for name, count in sampled.counts.items()}
+    return {name: round(_MEMORY_OF_ROW * sampled.rows(name)) for name in sampled.begins}
 
 
 def _excerpt(path: Path, known_as: Path, share: float) -> Excerpt:
@@ -272,16 +261,15 @@ def _spread(blocks: Sequence[Int64s]) -> Int64s:
 
 
 @lru_cache(maxsize=4)
-def _sampled(path: Path, known_as: Path, _modified_ns: int) -> _Sampled:
+def _sampled(path: Path, known_as: Path, _modified_ns: int) -> Sample:
     table_of = {source.table: source.trace_table for source in SOURCES}
     with opened(path, known_as) as file, file.understood():
-        seen, sampled = Seen(), _Sampled(file.event_count)
+        seen, sampled = Seen(), Sample(file.event_count)
         for block, span in file.sample(_SAMPLES):
             for table, frame in decoded(block, [span], seen, launch_configuration=False):
                 if (name := table_of.get(table)) is not None:
-                    sampled.counts[name] = sampled.counts.get(name, 0) + frame.height
-                    sampled.begins.setdefault(name, []).append(frame["start"].drop_nulls().to_numpy())
-    sampled.sampled_events = seen.events
+                    sampled.begins[name].append(frame["start"].drop_nulls().to_numpy())
+    sampled.read = seen.events
     return sampled
 
 
