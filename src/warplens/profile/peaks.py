@@ -73,6 +73,8 @@ def _chip(
 
 _HOPPER_SXM: Final = {"fp64_tensor": 67, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9, "int8": 1978.9}
 _HOPPER_NVL: Final = {"fp64_tensor": 60, "tf32": 417.5, "fp16": 835.5, "bf16": 835.5, "fp8": 1670.5, "int8": 1670.5}
+#: The same matrix units, with fp64 cut.
+_HOPPER_FOR_EXPORT: Final = {**_HOPPER_SXM, "fp64_tensor": 1}
 _A100: Final = {"fp64_tensor": 19.5, "tf32": 156, "fp16": 312, "bf16": 312, "int8": 624}
 _MI300: Final = {
     "fp64_tensor": 163.4, "tf32": 653.7, "fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9,
@@ -100,6 +102,11 @@ _TURING: Final = {"fp16": 4, "int8": 16}
 _AMPERE: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "int8": 8}
 _ADA: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "fp8": 4, "int8": 8}
 _BLACKWELL: Final = {**_ADA, "fp4": 16}
+#: Cards for workstations and servers accumulate in fp32 at the full rate of the tensor cores.
+_TURING_PRO: Final = {"fp16": 8, "int8": 16}
+_AMPERE_PRO: Final = {"tf32": 2, "fp16": 4, "bf16": 4, "int8": 8}
+_ADA_PRO: Final = {**_AMPERE_PRO, "fp8": 8}
+_BLACKWELL_PRO: Final = {**_ADA_PRO, "fp4": 16}
 _OF_TURING: Final = "NVIDIA Turing GPU architecture, appendix"
 _OF_AMPERE: Final = "NVIDIA Ampere GA102 GPU architecture, multiples of the rate of fp32"
 _OF_ADA: Final = "NVIDIA Ada GPU architecture, multiples of the rate of fp32"
@@ -107,6 +114,10 @@ _OF_BLACKWELL: Final = "NVIDIA RTX Blackwell GPU architecture, multiples of the 
 
 #: The first entry whose pattern matches a device's name applies. Rates printed with sparsity are halved here.
 _CHIPS: Final = (
+    _chip(r"GB300", 8000, 1.3, 80, "NVIDIA GB300 NVL72 data sheet, per GPU", fp64_tensor=1.3, tf32=1250, fp16=2500,
+          bf16=2500, fp8=5000, int8=165, fp4=15_000),
+    _chip(r"\bB300\b", 7700, 1.2, 75, "NVIDIA HGX B300 data sheet, per GPU", fp64_tensor=1.2, tf32=1100, fp16=2250,
+          bf16=2250, fp8=4500, int8=150, fp4=14_000),
     _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
           bf16=2500, fp8=5000, int8=5000, fp4=10_000),
     _chip(r"\bB200\b", 7700, 37, 75, "NVIDIA HGX B200 data sheet, per GPU", fp64_tensor=37, tf32=1100, fp16=2250,
@@ -119,11 +130,14 @@ _CHIPS: Final = (
     _chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
           fp16=756, bf16=756, fp8=1513, int8=1513),
     _chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"H800.*PCIe", 2000, 0.8, 51, "NVIDIA H800 data sheet (PCIe)", fp64_tensor=0.8, tf32=378, fp16=756, bf16=756,
+          fp8=1513, int8=1513),
+    _chip(r"\bH800\b", 3350, 1, 67, "NVIDIA H800 data sheet (SXM)", **_HOPPER_FOR_EXPORT),
     _chip(r"\bH20\b", 4000, 1, 44, "NVIDIA H20 data sheet", fp64_tensor=1, tf32=74, fp16=148, bf16=148, fp8=296,
           int8=296),
-    _chip(r"A100.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB PCIe)", **_A100),
-    _chip(r"A100.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB SXM)", **_A100),
-    _chip(r"A100", 1555, 9.7, 19.5, "NVIDIA A100 data sheet (40 GB)", **_A100),
+    _chip(r"A[18]00.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB PCIe)", **_A100),
+    _chip(r"A[18]00.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB SXM)", **_A100),
+    _chip(r"A[18]00", 1555, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (40 GB)", **_A100),
     _chip(r"\bA30\b", 933, 5.2, 10.3, "NVIDIA A30 data sheet", fp64_tensor=10.3, tf32=82, fp16=165, bf16=165, int8=330),
     _chip(r"P100.*SXM2", 732, 5.3, 10.6, "NVIDIA Tesla P100 data sheet (SXM2)"),
     _chip(r"P100.*PCI.*12GB", 549, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe, 12 GB)"),
@@ -140,6 +154,7 @@ _CHIPS: Final = (
           fp8=728.5, int8=728.5),
     _chip(r"\bL40S\b", 864, 1.43, 91.6, "NVIDIA L40S data sheet", tf32=183, fp16=362, bf16=362, fp8=733, int8=733),
     _chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
+    _chip(r"\bL20\b", 864, 0.933, 59.8, "NVIDIA L20 data sheet", tf32=59.8, fp16=119.5, bf16=119.5, fp8=239, int8=239),
     _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
     _chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
           fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
@@ -170,8 +185,18 @@ _CHIPS: Final = (
     _geforce(r"RTX 2080 SUPER", 496, 11.2, _OF_TURING, fp64_part=32, **_TURING),
     _geforce(r"RTX 2080(?! Ti| SUPER)", 448, 10, _OF_TURING, fp64_part=32, **_TURING),
     _geforce(r"RTX 2070(?! SUPER)", 448, 7.5, _OF_TURING, fp64_part=32, **_TURING),
-    # Cards for workstations accumulate in fp32 at the full rate of the tensor cores.
-    _geforce(r"TITAN RTX", 672, 16.3, _OF_TURING, fp64_part=32, fp16=8, int8=16),
+    _geforce(r"TITAN RTX", 672, 16.3, _OF_TURING, fp64_part=32, **_TURING_PRO),
+    _geforce(r"Quadro RTX [68]000", 672, 16.3, _OF_TURING, fp64_part=32, **_TURING_PRO),
+    _geforce(r"RTX A5000", 768, 27.8, _OF_AMPERE, **_AMPERE_PRO),
+    _geforce(r"RTX A4000", 448, 19.2, _OF_AMPERE, **_AMPERE_PRO),
+    _geforce(r"\bA2\b", 200, 4.5, "NVIDIA A2 data sheet", **_AMPERE_PRO),
+    _geforce(r"RTX 5000 Ada", 576, 65.3, _OF_ADA, **_ADA_PRO),
+    _geforce(r"RTX 4500 Ada", 432, 39.6, _OF_ADA, **_ADA_PRO),
+    _geforce(r"RTX 4000 Ada", 360, 26.7, _OF_ADA, **_ADA_PRO),
+    _chip(r"RTX PRO 6000 Blackwell.*Max-Q", 1792, 1.72, 110, _OF_BLACKWELL,
+          **{name: 110 * multiple for name, multiple in _BLACKWELL_PRO.items()}),
+    _geforce(r"RTX PRO 6000 Blackwell.*Server", 1597, 120, _OF_BLACKWELL, **_BLACKWELL_PRO),
+    _geforce(r"RTX PRO 6000 Blackwell.*Workstation", 1792, 126, _OF_BLACKWELL, **_BLACKWELL_PRO),
     _chip(r"MI355X", 8000, 78.6, 157.3, "AMD Instinct MI355X data sheet", fp64_tensor=78.6, fp16=2516.6, bf16=2516.6,
           fp8=5033.2, int8=5033.2, fp4=10_066.3),
     _chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
@@ -230,11 +255,11 @@ _WHOLE: Final = (
     (r"GH200", 132, 96, 7),
     (r"H200", 132, 141, 7),
     (r"H100 NVL", 132, 94, 7),
-    (r"H100.*PCIe", 114, 80, 7),
-    (r"H100", 132, 80, 7),
+    (r"H[18]00.*PCIe", 114, 80, 7),
+    (r"H[18]00", 132, 80, 7),
     (r"H20\b", 78, 96, 7),
-    (r"A100.*80GB", 108, 80, 7),
-    (r"A100", 108, 40, 7),
+    (r"A[18]00.*80GB", 108, 80, 7),
+    (r"A[18]00", 108, 40, 7),
     (r"A30\b", 56, 24, 4),
     (r"\bB200", 148, 180, 7),
 )
@@ -286,7 +311,9 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     """
     chip = _listed(name)
     if chip is None:
-        known = ", ".join(dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", names) for names, _ in _CHIPS))
+        known = ", ".join(
+            dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", re.sub(r"\[(\d)\d+\]", r"\1", names)) for names, _ in _CHIPS)
+        )
         raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {known}")
     maker = chip.source.split()[0]
     full_name = (
