@@ -118,7 +118,7 @@ class Gated(nn.Module):
 )  # fmt: skip
 def code_model_pretraining(variant: str) -> Step:
     """A language model (8 × 1,024) learns 16 files of 1,024 words; its gated networks have int(4 · 1,024 · 2 / 3)."""
-    width, words = size(1024, 32), size(32_768, 64)
+    width, words = size(1024, 32), size(16_384, 64)
     hidden = int(4 * width * 2 / 3)
     layers = on_device(lambda: nn.Sequential(*(Gated(width, size(16, 2), hidden) for _ in range(size(8, 1)))))
     if variant == AFTER:
