@@ -299,9 +299,9 @@ class Dilated(nn.Module):
     compiles=True, steps=(2, 2),
 )  # fmt: skip
 def noise_suppression(variant: str) -> Step:
-    """A denoiser (6 convolutions of 256) learns on 16 recordings of 800 frames, as an encoder (8 × 1,024, compiled) hears them.
+    """A denoiser (6 convolutions of 256) learns on 16 recordings of 800 frames, as an encoder (8 × 1,024) hears them.
 
-    The optimizer has the weights of the denoiser alone; the gradient has to go through the encoder.
+    The encoder is compiled. The optimizer has the weights of the denoiser alone; the gradient has to go through both.
     """
     bands, narrow, width, frames, rows = size(80, 8), size(256, 8), size(1024, 32), size(800, 12), size(16, 2)
     denoiser = on_device(
