@@ -110,7 +110,7 @@ class Residual3d(nn.Module):
     accept=("host-stall",), steps=(2, 2),
 )  # fmt: skip
 def organ_segmentation(variant: str) -> Step:
-    """A network over volumes (128 channels) learns 14 organs from 8 patches of 96³ of a scan: mixed precision, channels_last.
+    """A network over volumes (128 channels) learns 14 organs from 8 patches of 96³ of a scan: channels_last, bf16.
 
     Patches are cut and made floats on the host, which takes as long as to send them; hence "host-stall", too.
     """
