@@ -44,6 +44,7 @@ HALVES = (
     "twenty_sixth",
     "twenty_seventh",
     "twenty_eighth",
+    "twenty_ninth",
 )
 SOURCES = ("nsys", "torch")
 
