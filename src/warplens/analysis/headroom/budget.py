@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.groups import groups_of, kernels_of_program
 from warplens.analysis.headroom.levels import LOSSES, loss_column
 from warplens.analysis.headroom.shapes import Rates, rates_of
@@ -17,6 +18,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
 from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
@@ -71,6 +73,8 @@ _NEARLY_ALL: Final = 0.9
 _MOST: Final = 0.5
 #: Number of owners named by a part.
 _OWNERS: Final = 3
+#: Least part of the idle time of a cause that an owner named beside it has.
+_LEAST_OF_IDLE: Final = 0.1
 #: The part of the limit without a model.
 NO_MODEL: Final = "no model: counts as measured"
 COMMUNICATION: Final = "exposed-communication"
@@ -248,19 +252,25 @@ def _part(level: str, part: str, time_ns: int, method: str, confidence: str, own
 def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Part]:
     """Idle time by cause, and the device's other waits: transfers over links that nothing hides.
 
-    A gap belongs to the part of the program that issued the work which ends it.
+    A gap belongs to the part of the program that issued the work which ends it, or, where none is known, to that work.
     """
     rows = pieces.rows
     names = name_categories(rows["owner"]).to_list()
-    # The part of the program that each row of work belongs to; the last entry stands for none.
+    of_piece = rows["owner"].to_physical().cast(pl.Int64).fill_null(NO_RANGE).to_numpy(writable=True)
+    unowned = np.flatnonzero(of_piece == NO_RANGE)
+    kernels, kernel = numbered(pieces.kinds.select("name")[pieces.kind[unowned]], ("name",))
+    of_piece[unowned] = len(names) + kernel
+    names += kernels["name"].cast(pl.String).to_list()
+    # The name that each row of work belongs to; the last entry stands for none.
     owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)
-    owner[rows["work"].to_numpy()] = rows["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
+    owner[rows["work"].to_numpy()] = of_piece
     issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
     for cause, cause_ns in budget.gaps.parts.items():
         if cause_ns.total:
             # Whole numbers far below 2⁵³ add up exactly in floating point.
             idle_ns = np.bincount(issuer[cause_ns.at], weights=cause_ns.ns, minlength=len(names))[: len(names)]
-            longest_first = sorted(np.flatnonzero(idle_ns).tolist(), key=lambda name: (-idle_ns[name], name))
+            worth_naming = np.flatnonzero(idle_ns >= _LEAST_OF_IDLE * cause_ns.total).tolist()
+            longest_first = sorted(worth_naming, key=lambda name: (-idle_ns[name], name))
             yield _part("idle", cause, cause_ns.total, "measured", "high" if cause != "unknown" else "low",
                         [names[name] for name in longest_first[:_OWNERS]])  # fmt: skip
     exposed = pieces.only(pieces.kinds["link"]).wide()

@@ -22,6 +22,7 @@ from warplens.analysis.roofs import ITEM
 from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import plain_range_name
 from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import Bools, Int64s, name_categories
 
@@ -194,7 +195,7 @@ def _owners(timeline: Timeline, level: npt.NDArray[np.int8], row: Int64s) -> pl.
         # Only names that occur: a trace may have a separate name for each call of an operator.
         distinct, place = np.unique(names.to_physical().to_numpy()[row[selected]], return_inverse=True)
         position[selected] = len(texts) + place
-        texts += [module_name(text) or text for text in name_categories(names).gather(distinct)]
+        texts += [module_name(text) or plain_range_name(text) for text in name_categories(names).gather(distinct)]
     return pl.Series(texts, dtype=pl.Enum(sorted(set(texts)))).gather(_or_null(position))
 
 
