@@ -265,7 +265,8 @@ def test_of_several_launching_threads_all_launches_count_and_the_host_is_as_late
     assert first.startswith("host: 30 launches by 2 threads, ")
     assert "the one that launches most makes 20 of them, each taking " in first
     assert first.endswith("66.7 % of the work was queued while the GPU was busy")
-    assert second.startswith("the busiest launching thread's time: ")
+    assert second.startswith("the time of the launching threads, together: ")
+    assert found.thread_ns["launching"] == 30 * 5 * US, "the calls of both"
     idle = next(pace_lines(found, busy_share=0.3))
     assert first.startswith(f"{idle}; the host is ahead"), "late work of an idle GPU waits for something else"
     few = pace(run([*[("launch", 2 * US)] * 3, *END]))

@@ -1,9 +1,10 @@
 """The pace of the host: cost of a launch, use of its other time, and whether it keeps ahead of the GPU.
 
-The thread that launches the most is the program's critical resource on the host. Its time in the window is split
-without remainder into launching calls, other calls by kind, short pauses (the framework, Python) and long ones. The
-cost of a launch is the time from one launching call to the next, less the time in which something else held the thread
-up. A host that is ahead of the GPU has work queued; behind it, each launch starts at once, because the GPU was waiting.
+The threads that launch are the program's critical resource on the host. The time of the window is split without
+remainder into their launching calls, other calls by kind, short pauses (the framework, the program) and long ones; one
+thread works while another waits, as in a backward pass, so that they are looked at together. The cost of a launch is
+the time from one launching call of the busiest thread to the next, less the time in which something else held it up. A
+host that is ahead of the GPU has work queued; behind it, each launch starts at once, because the GPU was waiting.
 """
 
 from __future__ import annotations
@@ -217,13 +218,13 @@ def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
     return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
 
 
-#: Parts of a launching thread's time, in the order of presentation.
+#: Parts of the launching threads' time, in the order of presentation.
 THREAD_PARTS: Final = (
     "launching",  # inside calls that issue work
-    *HOLDING_CAUSES,  # inside calls that block the thread
+    *HOLDING_CAUSES,  # inside calls that block the thread that began its call first
     "other-cuda",  # inside other calls
     "profiler",  # blocked by the profiler
-    "outside",  # short pauses between calls: the framework, Python
+    "outside",  # short pauses between calls: the framework, the program
     "stalled",  # long ones
 )
 
@@ -256,7 +257,8 @@ class HostPace:
     #: quartiles of the time from one launching call to the next, less the time in which the thread was blocked in
     #: between; None with fewer than two launches
     host_ns_per_launch: tuple[float, float, float] | None
-    thread_ns: dict[str, int]  #: the window's length split into `THREAD_PARTS`; the parts sum to it
+    #: the window's length split into `THREAD_PARTS` of all launching threads of the process; the parts sum to it
+    thread_ns: dict[str, int]
     queue_mean: float  #: mean number of pieces of work launched but not started, over time
     queue_max: int  #: maximum of that number
     queue_empty_share: float  #: share of the window in which it was 0
@@ -302,14 +304,11 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     host = HostCalls.of(timeline, process)
     states = host.states(thread)
     calls = timeline.trace.api_calls.select("start_ns", "end_ns")
-    issuing = _calls_of(calls, work["api_row"])
-    begins = issuing["start_ns"].sort().to_numpy()
+    begins = _calls_of(calls, work["api_row"])["start_ns"].sort().to_numpy()
     begins_in_window = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
     threads_of_process = threads.filter(pl.col("process") == process).height
-    all_launches = len(begins_in_window)
-    if threads_of_process > 1:
-        all_begins = _calls_of(calls, of_all["api_row"])["start_ns"]
-        all_launches = int(all_begins.is_between(window.start_ns, window.end_ns, closed="left").sum())
+    issuing = _calls_of(calls, of_all["api_row"])
+    all_launches = int(issuing["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").sum())
     mean, most, empty = _queue_statistics(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()
     return HostPace(
@@ -318,7 +317,7 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
         launches=len(begins_in_window),
         per_second=len(begins_in_window) / window.duration_ns * 1e9,
         host_ns_per_launch=_cost_per_launch(begins, states),
-        thread_ns=_thread_parts(host, thread, states, issuing, window),
+        thread_ns=_thread_parts(host, states, issuing, window),
         queue_mean=mean,
         queue_max=most,
         queue_empty_share=empty,
@@ -353,13 +352,15 @@ def _cost_per_launch(begins: Int64s, states: dict[str, Intervals]) -> tuple[floa
 
 
 def _thread_parts(
-    host: HostCalls, thread: int, states: dict[str, Intervals], issuing: pl.DataFrame, window: Window
+    host: HostCalls, states: dict[str, Intervals], issuing: pl.DataFrame, window: Window
 ) -> dict[str, int]:
-    """The window's time of the thread by part; the first part that applies decides."""
-    is_own = host.thread == thread
+    """The window's time of the launching threads by part; the first part that applies decides.
+
+    `states` are those of the thread that launches the most.
+    """
     profiled = states["profiler"]
-    calls = subtract(owned_union(host.starts[is_own], host.ends[is_own]), profiled)
-    cause = host.cause[is_own][calls.owner]
+    calls = subtract(host.outermost, profiled)
+    cause = host.cause[calls.owner]
     launches = subtract(owned_union(issuing["start_ns"].to_numpy(), issuing["end_ns"].to_numpy()), profiled)
     parts = {name: _time_inside(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
     between = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])

@@ -87,6 +87,10 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     down = " → ".join(_times_after(headroom))
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
+    unknown_ns = _unmodelled_ns(headroom)
+    unknown = f" ({fmt.duration(headroom.per_step(unknown_ns))} of it have no model and count as measured)"
+    unknown *= bool(unknown_ns)
+    yield f"the limit is that of the recorded work{unknown}; work that is batched or left out needs less"
     if headroom.roofs is None:
         yield "roofs: unknown for this GPU; kernels count as measured"
     else:
@@ -107,10 +111,18 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     yield from _rates(headroom)
 
 
+def _unmodelled_ns(headroom: Headroom) -> int:
+    """Time of the limit that counts as measured, because nothing tells how fast that work could be."""
+    return int(headroom.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
+
+
 def _rates(headroom: Headroom) -> Iterator[str]:
     seconds, rates = headroom.duration_ns / 1e9, headroom.rates
-    amounts = [(rates.tokens, "tokens"), (rates.images, "images")]
-    throughputs = [f"{fmt.count(round(amount / seconds))} {noun}/s" for amount, noun in amounts if amount and seconds]
+    # Of a recommender these are clicks, of a model of molecules atoms.
+    amounts = [(rates.tokens, "tokens (look-ups in the largest embedding)"), (rates.images, "images")]
+    throughputs = [
+        f"{fmt.count(round(amount / seconds))} {noun} per second" for amount, noun in amounts if amount and seconds
+    ]
     if throughputs:
         yield f"throughput as recorded: {', '.join(throughputs)}"
     if rates.weight_bytes and rates.weights_ns:
@@ -124,7 +136,7 @@ _SHOWN_OF_PART: Final = "level part step_ns share how confidence owners"
 _PART_COLUMNS: Final = pick(PARTS, _SHOWN_OF_PART)
 _GROUP_COLUMNS: Final = pick(
     GROUPS,
-    GROUPS.column("name").but(full="kernel"),
+    GROUPS.column("name").but(full="full_name"),
     "input_shapes dtype",
     GROUPS.column("calls").but(kind="count"),
     "measured_ns theoretical_ns roof_ns limit_ns lacks known",
@@ -155,11 +167,11 @@ def parts_table(headroom: Headroom) -> Table:
 def groups_table(headroom: Headroom) -> Table:
     """Operators and kernels, those furthest above their limit first."""
     rows = headroom.groups.with_columns(pl.col("calls").round().cast(pl.Int64))
-    labels = fmt.kernel_labels(rows["kernel"].drop_nulls())
+    labels = fmt.kernel_labels(rows["full_name"].drop_nulls())
 
     def distinct_name(row: Mapping[str, Any]) -> str | None:
         # Work that no operator launched has the short name of its kernel, which many kernels share (`Kernel2`).
-        name, kernel = row["name"], row["kernel"]
+        name, kernel = row["name"], row["full_name"]
         return labels[kernel] if kernel and name and "::" not in name and name in kernel else name
 
     rows = with_texts(rows, name=distinct_name)
@@ -222,7 +234,7 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
         return None
     unit, total_ns = _unit(headroom), headroom.duration_ns or 1
     limit = headroom.after("precision")
-    unknown = int(headroom.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
+    unknown = _unmodelled_ns(headroom)
     levels = [
         ("needed for the same work", limit - unknown, _LEVELS["limit"].fill, _LEVELS["limit"].meaning),
         ("work not known, as measured", unknown, "other", "no model says what this work needs"),

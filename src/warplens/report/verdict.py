@@ -82,11 +82,11 @@ _THREAD_PARTS: Final = {
     "allocation": "in allocator calls",
     "other-cuda": "in other CUDA calls",
     "profiler": "blocked by the profiler",
-    "outside": "between calls (framework, Python)",
+    "outside": "between calls (framework, program)",
     "stalled": "in long pauses without a call",
 }
 
-#: Parts of the launching thread's time below this share are not listed.
+#: Parts of the launching threads' time below this share are not listed.
 _SMALLEST_LISTED_SHARE: Final = 0.01
 
 #: On a GPU that is busy for less of the time, work that starts late waited for something else than other work.
@@ -98,8 +98,8 @@ _FEWEST_LAUNCHES: Final = 20
 def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float = 1.0) -> Iterator[str]:
     """Two or three sentences about the launching threads; none if no launching call was recorded.
 
-    Where several threads launch, launches and the share of late work are those of all; the time per launch and its
-    parts are those of the one that launches the most. `steps` says whether the window consists of steps.
+    Where several threads launch, launches, the share of late work and the parts of the time are those of all; the time
+    per launch is that of the one that launches the most. `steps` says whether the window consists of steps.
     """
     if pace is None:
         return
@@ -135,7 +135,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float =
         reverse=True,
     )
     shares = (f"{fmt.share(spent / total)} {_THREAD_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
-    yield f"the {'busiest ' if several else ''}launching thread's time: {', '.join(shares)}"
+    yield f"the time of the launching {'threads, together' if several else 'thread'}: {', '.join(shares)}"
 
 
 #: In the name of a factor: a count of one thing per other thing, which is shown without `×`.

@@ -47,7 +47,9 @@ GROUPS: Final = table(
     "Equal work of one GPU: calls of one operator with the same shapes, or launches of one kernel. "
     "`data.devices[].groups.rows` of `warplens headroom`; times are of the window.",
     column("name").but(help="operator or kernel"),
-    "category kernel input_shapes dtype tensor_cores phase owner",
+    "category kernel",
+    column("full_name").but(help="of the kernel that owns most of it; null for copies and fills", nullable=True),
+    "input_shapes dtype tensor_cores phase owner",
     column(
         "line", help="Python function and line that most of it comes from; null where none was recorded", kind="text"
     ),

@@ -150,9 +150,10 @@ def groups_of(
         counters: of the same program, if available.
     """
     pieces = _with_work(timeline, pieces, counters, in_words=known_kernels is not None)
+    full_names = name_categories(timeline.trace.kernels["full_name"])
     if known_kernels is None:
         members, groups = _grouped(pieces, roofs, device, steps)
-        return _result_columns(groups), _distributed(members, groups)
+        return _result_columns(groups, full_names), _distributed(members, groups)
     joined = pieces.kinds.join(known_kernels, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
     is_known = joined.select(
         pl.col("per_remaining_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
@@ -160,7 +161,7 @@ def groups_of(
     members, own_groups = _grouped(pieces.only(~is_known), roofs, device, steps)
     known_pieces, known_groups = _from_trace(pieces._replace(kinds=joined).only(is_known).wide())
     all_pieces = pl.concat([_distributed(members, own_groups), _PIECES_WITH_ROW.conform(known_pieces)])
-    return _result_columns(pl.concat([own_groups, known_groups], how="diagonal_relaxed")), all_pieces
+    return _result_columns(pl.concat([own_groups, known_groups], how="diagonal_relaxed"), full_names), all_pieces
 
 
 def kernels_of_program(timeline: Timeline, like: Device | None) -> pl.DataFrame:
@@ -234,7 +235,7 @@ def _grouped(
         )
         .sort("group")
     )
-    longest_kind = kinds.select("kernel", "blocks", "elements")[sums["kind"]]
+    longest_kind = kinds.select("kernel", "code", "blocks", "elements")[sums["kind"]]
     sums = sums.drop("kind").with_columns(longest_kind.get_columns())
     groups = _as_text(pl.concat([keys, sums], how="horizontal"))
     references = References(roofs, groups, device.sm_count if device is not None else None, steps)
@@ -308,7 +309,7 @@ def _from_trace(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
             *(pl.col(f"per_{name}").sum().alias(f"{name}_of_all") for name in ("flops", "bytes")),
             *(pl.col(f"per_{name}").sum().alias(name) for name in ("flops_again", "calls", "theoretical_ns")),
             pl.col("known_lacks").get(longest).alias("lacks"),
-            pl.col("tensor_cores").get(longest),
+            pl.col("tensor_cores", "code").get(longest),
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
         )
         .rename(names)
@@ -317,9 +318,10 @@ def _from_trace(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
 
 
-def _result_columns(groups: pl.DataFrame) -> pl.DataFrame:
-    """The columns of `budget.GROUPS` from those of the analysis."""
+def _result_columns(groups: pl.DataFrame, full_names: pl.Series) -> pl.DataFrame:
+    """The columns of `budget.GROUPS` from those of the analysis, and the texts of their `code`."""
     return groups.with_columns(
+        full_names.gather(groups["code"]).cast(pl.String).alias("full_name"),
         pl.col("shapes").alias("input_shapes"),
         pl.col("owned_ns").alias("measured_ns"),
         *(pl.col(f"{name}_of_all").round().cast(pl.Int64).alias(name) for name in ("flops", "bytes")),
