@@ -53,7 +53,7 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, answers, t
     diagnosis = answers("diagnose", BASELINE, "--format", "json").data
     finding = diagnosis["findings"][0]
     assert run.code == DONE
-    assert labels(run.out) == ["limited by", "gain", "do", "sure", "next", "report"]
+    assert labels(run.out) == ["limited by", "where", "gain", "do", "sure", "next", "report"]
     assert f"[{diagnosis['verdict']}]" in run.out
     assert all(times(number) in run.out for number in (finding["expected"], *finding["expected_interval"]))
     assert finding["remedies"][0]["action"] in run.out

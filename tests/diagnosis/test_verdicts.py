@@ -512,7 +512,7 @@ def test_a_gain_that_a_shorter_window_explains_says_so() -> None:
 
     found = verdict(step)
     assert found.verdict == "host-stall"
-    said = f"; the first remedy saves {_saved(found)} of the time without the profiler, which is shorter;"
+    said = f"; without the profiler the time is shorter, and the first remedy saves {_saved(found)} of it;"
     assert said in found.headline
 
 

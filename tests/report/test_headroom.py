@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 
 from warplens.analysis.headroom import GROUPS, Headroom, headrooms
+from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
+from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, SectionOf, sections
 from warplens.report.headroom import facts, groups_table, headroom_blocks, headroom_data, parts_table
 
@@ -35,9 +37,14 @@ def test_the_parts_on_the_page_sum_to_the_step():
 
 
 def test_sentences_name_the_levels_the_roofs_and_what_is_known():
-    levels, roofs, known, *_ = facts(norms())
+    levels, limit, roofs, known, *_ = facts(norms())
     assert levels.startswith("GPU 0, one step: 4.5")
     assert levels.endswith("at the limit")
+    assert "no model" not in limit
+    without_model = pl.when(pl.col("level") == "limit").then(pl.lit(NO_MODEL)).otherwise("part").alias("part")
+    _, limit, *_ = facts(replace(norms(), parts=norms().parts.with_columns(without_model)))
+    left = fmt.duration(norms().per_step(norms().after("precision")))
+    assert f"({left} of it have no model and count as measured)" in limit
     assert "NVIDIA H200" in roofs
     assert "known for 100.0 % of the busy time" in known
     assert "work taken from another.json: that of 0.0 % of the busy time" in facts(norms(), "another.json")
@@ -96,8 +103,8 @@ def test_the_json_holds_parts_and_groups_of_each_gpu(name):
 def test_rows_of_kernels_that_share_a_short_name_are_told_apart():
     full = [f"void cutlass::Kernel2<cutlass_80_simt_sgemm_{tile}_8x4_nn>(int)" for tile in ("256x128", "128x256")]
     blank = {column.name: None for column in GROUPS.columns}
-    rows = [{**blank, "name": "Kernel2", "kernel": kernel, "calls": 1.0} for kernel in full]
-    rows.append({**blank, "name": "aten::mm", "kernel": full[0], "calls": 1.0})
+    rows = [{**blank, "name": "Kernel2", "full_name": kernel, "calls": 1.0} for kernel in full]
+    rows.append({**blank, "name": "aten::mm", "full_name": full[0], "calls": 1.0})
     found = SimpleNamespace(device=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
     names = groups_table(found).rows["name"].to_list()
     assert "256x128" in names[0]

@@ -156,7 +156,8 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
         return ""
     reason = ", as it also removes " + _also_removed(facts, verdict, claims, saved, own)
     if modelled == 0 and _EXCEEDS_SHARE * left >= 1 - own:
-        reason = ", which is shorter"
+        whole = f"the time{' per unit of work' if verdict.is_throughput else ''}"
+        return f"; without the profiler {whole} is shorter, and {remedy} saves {percent(saved)} of it"
     return f"; {remedy} saves {percent(saved)}{whole}{reason}"
 
 

@@ -19,7 +19,15 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Answer, Strip, Table
-from warplens.report.verdict import beside_gain, coverage_lines, factor, gain_words, verdict_words
+from warplens.report.verdict import (
+    beside_gain,
+    coverage_lines,
+    factor,
+    gain_words,
+    is_named,
+    place_words,
+    verdict_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +38,9 @@ if TYPE_CHECKING:
 
 #: Severity of a line, from which outputs choose a colour.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
+
+#: Least share of the cause's time at a place that the answer names.
+_LEAST_SHARE_OF_PLACE: Final = 0.2
 
 #: Cautions printed in full; further ones are only counted.
 _CAUTIONS: Final = 2
@@ -45,23 +56,26 @@ _SEVERITY_TONES: Final[dict[str, Tone]] = {"critical": "critical", "warning": "w
 class Line:
     """One line of the answer."""
 
-    #: `limited by` (`verdict` if there is no limiter), `gain`, `do`, `also`, `sure`, `caution` or `next`
+    #: `limited by` (`verdict` if there is no limiter), `where`, `gain`, `do`, `also`, `sure`, `caution` or `next`
     label: str
     text: str
     tone: Tone = "plain"
     code: tuple[str, ...] = ()  #: lines to copy, such as the code of a remedy
 
 
-def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
-    """A diagnosis in five lines, a line for each caution, and the commands to run next."""
-    return tuple(_lines(diagnosis, commands))
+def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = (), path: str = "PATH") -> tuple[Line, ...]:
+    """A diagnosis in five lines, a line for each caution, and the commands to run next.
+
+    `path` is what the user types for the profile, in the commands of remedies.
+    """
+    return tuple(_lines(diagnosis, commands, path))
 
 
 #: A headline that names the limiter, with or without the affected ranks before it.
 _LIMIT: Final = re.compile(r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*)\.")
 
 
-def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
+def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: str) -> Iterator[Line]:
     verdict = diagnosis.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
@@ -70,11 +84,14 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iter
         ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
         limit = f"{fmt.capitalised(named['limit'])}{ranks}."
     yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
+    main = (place for place in verdict.places if place.share >= _LEAST_SHARE_OF_PLACE and is_named(place))
+    if places := "; ".join(f"{fmt.share(place.share)} of it {place_words(place)}" for place in main):
+        yield Line("where", fmt.sentence(places))
     yield Line("gain", _gain(diagnosis, verdict), tone)
     if verdict.remedies:
         remedy = verdict.remedies[0]
         texts = filter(None, (remedy.action, _brings(verdict)))
-        yield Line("do", " ".join(map(fmt.sentence, texts)), code=ways(remedy.how))
+        yield Line("do", " ".join(map(fmt.sentence, texts)), code=tuple(_of_path(path, ways(remedy.how))))
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
     if not isinstance(diagnosis, Diagnosis) and (
@@ -87,6 +104,12 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iter
     yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
     if commands:
         yield Line("next", "", "quiet", code=tuple(commands))
+
+
+def _of_path(path: str, code: Iterable[str]) -> Iterator[str]:
+    """These lines of code with the profile's path in the commands of Warplens."""
+    for line in code:
+        yield line.replace(" PATH", f" {path}") if line.startswith("warplens ") else line
 
 
 def ways(how: str) -> tuple[str, ...]:

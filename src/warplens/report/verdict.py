@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import NO_PHASE, Window
+from warplens.analysis.window import NO_PHASE, Window, generic_name, is_step_name
 from warplens.diagnosis import Diagnosis
-from warplens.diagnosis.findings import MANY, UnprofiledStep, about, times
+from warplens.diagnosis.findings import MANY, Place, UnprofiledStep, about, times
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
 from warplens.profile.columns import column
@@ -303,14 +303,36 @@ def places(finding: Finding) -> str:
     return "" if placed & set(finding.where) else ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where)
 
 
+def is_named(place: Place) -> bool:
+    """Whether a place says more than the range of a step."""
+    return bool(place.operator or place.module or place.file or _range_of(place))
+
+
+def _range_of(place: Place) -> str | None:
+    """The range of a place if it is not that of a step, in which everything is."""
+    return place.range if place.range is not None and not is_step_name(generic_name(place.range)) else None
+
+
+def place_words(place: Place) -> str:
+    """The names of a place in the program: `in aten::item, train.py:88 (step)`."""
+    source = place.file and f"{place.file}:{place.line} ({place.function})"
+    names = [name for name in (place.operator, place.module, _range_of(place), source) if name]
+    names = names or [name for name in (place.range,) if name]
+    return f"in {', '.join(names)}" if names else "outside all operators and ranges"
+
+
 def place_lines(finding: Finding) -> Iterator[str]:
-    """Places in the program that cause most of a finding: `808 of 809 waits in aten::item, train.py:88 (step)`."""
+    """Places in the program that cause most of a finding: `808 of 809 waits in aten::item, train.py:88 (step)`.
+
+    All of it in the range of a step is no place.
+    """
+    if len(finding.places) == 1 and not is_named(finding.places[0]):
+        return
     for place in finding.places:
-        source = place.file and f"{place.file}:{place.line} ({place.function})"
-        names = [name for name in (place.operator, place.module, place.range, source) if name]
-        counted = f"{fmt.count(place.count)} of {fmt.count(place.of_count)} {place.kind}"
-        where = f"in {', '.join(names)}" if names else "outside all operators and ranges"
-        yield f"{counted} ({fmt.share(place.share)} of the time) {where}"
+        # Work that was waited for: other launches of the finding's kernels were in time.
+        kind = "late launches" if place.kind == "launches" else place.kind
+        counted = f"{fmt.count(place.count)} of {fmt.count(place.of_count)} {kind}"
+        yield f"{counted} ({fmt.share(place.share)} of the time) {place_words(place)}"
 
 
 def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -319,10 +341,9 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if coverage.wall_ns:
         steps = "one step" if coverage.steps == 1 else f"{fmt.number(coverage.steps)} steps"
         gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
-        line = (
-            f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
-            f"{fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
-        )
+        line = f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}"
+        if coverage.claimed_ns:
+            line += f"; findings explain {fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
         if coverage.idle_explained_share is not None:
             line += f"; the cause is known for {fmt.share(coverage.idle_explained_share)} of the idle time"
         if coverage.counters_share:

@@ -145,10 +145,10 @@ def _print_profile(reading: Reading) -> DiagnosisAnswer:
     if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
         commands[f"warplens compare {profile} AFTER"] = "after the change: did it work, and is that certain?"
     is_busy, counters = coverage.busy_ns > coverage.idle_ns, timeline.trace.capture.recorder.counters
-    if not reading.counters and is_busy and counters == "ncu":
+    if not reading.counters and is_busy and counters == "ncu" and answer.verdict != "blocking-copy":
         commands[f"warplens collect ncu --trace {profile} -- COMMAND"] = "what happens inside the kernels that matter"
     print_lines([" · ".join(head(selection))])
-    print_brief(brief(answer.diagnosis, commands=_explained(commands)))
+    print_brief(brief(answer.diagnosis, commands=_explained(commands), path=profile))
     return answer
 
 
