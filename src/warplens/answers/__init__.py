@@ -131,7 +131,14 @@ def diagnose_selection(
     from warplens.answers.results import DiagnosisAnswer
     from warplens.diagnosis import diagnose as diagnose_window
     from warplens.report.jsonout import window_data
-    from warplens.report.verdict import coverage_lines, diagnosis_data, diagnosis_tables, findings_frame, pace_lines
+    from warplens.report.verdict import (
+        coverage_lines,
+        diagnosis_data,
+        diagnosis_tables,
+        findings_frame,
+        lacks_records,
+        pace_lines,
+    )
 
     timeline, window = selection.timeline, selection.window
     budgets = time_budgets(timeline, window)
@@ -146,7 +153,10 @@ def diagnose_selection(
         command="diagnose",
         source=selection.source,
         frame=findings_frame(diagnosis).drop("gain", "at_most"),
-        facts=(*pace_lines(pace, steps=bool(window.steps), busy_share=busy_share), *coverage_lines(diagnosis)),
+        facts=(
+            *(() if lacks_records(diagnosis) else pace_lines(pace, steps=bool(window.steps), busy_share=busy_share)),
+            *coverage_lines(diagnosis),
+        ),
         notes=diagnosis.notes,
         tables=diagnosis_tables(diagnosis)[1:],
         data=lambda: {"window": window_data(window), **diagnosis_data(diagnosis), "pace": pace},

@@ -291,7 +291,7 @@ class Facts:
     def unprofiled_step(self) -> UnprofiledStep | None:
         """A step without the profiler (the window, if it has none) of the process with the most work, on each GPU.
 
-        GPU work takes as long without a profiler, and no step is shorter than that.
+        GPU work takes as long without a profiler, and no step is shorter than that; the profiler makes none shorter.
         """
         if self.pace is None:
             return None
@@ -300,7 +300,8 @@ class Facts:
             host_share = share.usual if share.shows else None
             return UnprofiledStep(share.step_ns, share.step_ns, share.step_ns, measured=True, host_share=host_share)
         busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
-        times = [max(round(self.pace.duration_ns(place) / self.pace.steps), busy) for place in range(3)]
+        recorded = max(round(self.window.duration_ns / self.steps), busy)
+        times = [min(max(round(self.pace.duration_ns(place) / self.pace.steps), busy), recorded) for place in range(3)]
         return UnprofiledStep(times[0], min(times), max(times), measured=False, host_share=share.usual)
 
     def replayed(

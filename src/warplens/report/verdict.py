@@ -335,6 +335,12 @@ def place_lines(finding: Finding) -> Iterator[str]:
         yield f"{counted} ({fmt.share(place.share)} of the time) {place_words(place)}"
 
 
+def lacks_records(diagnosis: Diagnosis) -> bool:
+    """Whether records are missing although causes seem to be known: what the host did may be what was lost."""
+    explained = diagnosis.coverage.idle_explained_share
+    return diagnosis.verdict == IncompleteProfile.id and explained is not None and explained > 0.5
+
+
 def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """What the diagnosis is based on, and what could not be checked."""
     coverage: Coverage = diagnosis.coverage
@@ -344,7 +350,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
         line = f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}"
         if coverage.claimed_ns:
             line += f"; findings explain {fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
-        if coverage.idle_explained_share is not None:
+        if coverage.idle_explained_share is not None and not lacks_records(diagnosis):
             line += f"; the cause is known for {fmt.share(coverage.idle_explained_share)} of the idle time"
         if coverage.counters_share:
             line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
