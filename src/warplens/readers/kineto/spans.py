@@ -5,9 +5,8 @@ Begins are matched with their ends; invalid and repeated events are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from warplens.profile.schema import encode_names, name_categories
 from warplens.readers.excerpts import Excerpt
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
-from warplens.readers.kineto.events import Column, EventColumns, EventReader, is_read
+from warplens.readers.kineto.events import PHASES, Column, EventColumns, EventReader
 from warplens.readers.kineto.values import (
     GPU_KINDS,
     GPU_TABLES,
@@ -29,6 +28,7 @@ from warplens.readers.kineto.values import (
     kind_of_category,
 )
 from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
+from warplens.readers.opening import Input
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,11 @@ class Recorded(Document):
     extent_ns: tuple[int, int] | None = None
 
 
-def read_events(
-    path: Path,
-    compression: str | None,
-    launch_configuration: bool,
-    progress: Callable[[int], None],
-    part: Part = WHOLE,
-) -> Recorded:
+def read_events(file: Input, launch_configuration: bool, part: Part = WHOLE) -> Recorded:
     """The content of a trace, or a part of it; see `walk`."""
-    document, frames = walk(path, compression, lambda: Frames(launch_configuration, part), progress)
+    document, frames = walk(
+        file, lambda: Frames(launch_configuration, part), lambda percent: file.tell(f"reading the events, {percent} %")
+    )
     events = frames.frames()
     if part.excerpt is not None:
         for kind in GPU_KINDS:
@@ -103,7 +99,7 @@ class Frames:
         """Take the columns of a piece; the rest of the piece can be freed."""
         for columns_by_kind, parts in ((piece.columns, self._columns), (self._odd_columns(piece.odd), self._odd)):
             for kind, columns in columns_by_kind.items():
-                parts[kind].append(columns if self._part is WHOLE else self._of_part(self._part, kind, columns))
+                parts[kind].append(columns if self._part is WHOLE else self._of_part(kind, columns))
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -119,7 +115,7 @@ class Frames:
         """
         return {kind: self._frame(kind) for kind in KINDS}
 
-    def _of_part(self, part: Part, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
+    def _of_part(self, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
         """The rows of the part; of an excerpt perhaps also GPU work that its calls did not issue."""
         begins, known = columns["begin_ns"]
         begins = begins.astype(np.int64)
@@ -140,12 +136,12 @@ class Frames:
             first, last = int(begins[starting].min()), int(ends[counted].max())
             extent = self.extent_ns or (first, last)
             self.extent_ns = min(first, extent[0]), max(last, extent[1])
-        if part.excerpt is not None:
+        if self._part.excerpt is not None:
             # Begins and ends are matched before rows of them are chosen, see `spans_of`.
-            sound &= part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends) | is_edge
-        elif kind in part.kinds:
+            sound &= self._part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends) | is_edge
+        elif kind in self._part.kinds:
             return columns
-        rows = np.flatnonzero(sound if kind in part.kinds else np.zeros_like(sound))
+        rows = np.flatnonzero(sound if kind in self._part.kinds else np.zeros_like(sound))
         return {
             name: (values.take(rows), None if known is None else known.take(rows))
             for name, (values, known) in columns.items()
@@ -181,7 +177,7 @@ class Frames:
                 self._odd_categories.setdefault(str(event["cat"]))
             kind = kind_of_category(str(event.get("cat", ""))) if isinstance(event, dict) else None
             phase = str(event.get("ph", "X")) if isinstance(event, dict) else ""
-            if kind is not None and is_read(kind, phase):
+            if kind is not None and phase in PHASES[kind]:
                 rows.setdefault(kind, []).append(self._row(kind, phase, event))
         return {
             kind: {name: _column([row[name] for row in kind_rows], name) for name in kind_rows[0]}

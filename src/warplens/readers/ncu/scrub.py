@@ -22,6 +22,7 @@ from typing import Final
 from warplens.errors import UnreadableInputError
 from warplens.readers.ncu.container import COPY_AGAIN, MAGIC, RESULT_COUNTS, Block, Container, content_of
 from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
+from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
 from warplens.wire import BYTES, Data, Message, WireError, fields_of, scalar, varint
@@ -82,16 +83,16 @@ _COMMAND_LINE = 11
 _COMPUTER, _ADDRESSES, _ENVIRONMENT = 5, 7, 4
 
 
-def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
+def copy_ncu_rep(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
-    with content_of(source, known_as) as data:
-        secrets = _secrets_of(data, known_as)
-        copy = _Copy(data, known_as, Cleaner(secrets))
+    with content_of(source.path, source.known_as) as data:
+        secrets = _secrets_of(data, source.known_as)
+        copy = _Copy(data, source.known_as, Cleaner(secrets))
         with partial.open("wb") as file:
             for piece in copy.pieces():
                 file.write(piece)
     texts = copy.cleaner.results()
-    search_copy(partial, secrets, known_as, texts, texts, "a value of the environment or the command line")
+    search_copy(partial, secrets, source.known_as, texts, texts, "a value of the environment or the command line")
     return Removed.of(copy.cleaner, ("messages", "fields of others"), copy.left_messages, copy.left_fields)
 
 
@@ -245,18 +246,18 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*[/\\][^()]*\)")
 _NUMBER = re.compile(r"[-+(]?[\d.,]*\d\)?%?(?:e[-+]?\d+)?|", re.IGNORECASE)
 
 
-def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
+def copy_ncu_csv(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
     left_columns, left_lines = Counter[str](), Counter[str]()
     try:
-        for names, cells, _ in _rows(source):
+        for names, cells, _ in _rows(source.path):
             _search_row(secrets, names or (), cells)
         cleaner = Cleaner(secrets)
         with partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
-            for names, cells, line in _rows(source):
+            for names, cells, line in _rows(source.path):
                 if names is not None:
                     columns = [*names, *[""] * len(cells)]
                     left_columns.update(
@@ -270,9 +271,9 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
                     left_lines["line"] += bool(line.strip())
     except (csv.Error, OSError, UnicodeError) as error:
         found = f"the table cannot be read ({type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Export it again from the .ncu-rep file") from None
+        raise UnreadableInputError(source.known_as, found, "Export it again from the .ncu-rep file") from None
     rewritten, texts = cleaner.results("line", "cell"), cleaner.results()
-    search_copy(partial, secrets, known_as, rewritten, texts, "the name of a program or a host")
+    search_copy(partial, secrets, source.known_as, rewritten, texts, "the name of a program or a host")
     return Removed.of(cleaner, ("cells of columns", "other lines"), +left_columns, +left_lines)
 
 

@@ -6,10 +6,10 @@ Facts about the capture come from `capture`, its shortcomings from `doubts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import polars as pl
 
@@ -22,6 +22,7 @@ from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
 from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Field, Source, Tables, excerpt_of
 from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
+from warplens.readers.opening import Asked, Input
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
 
@@ -52,6 +53,15 @@ class Plan:
     shape: tuple[pl.Expr, ...]  #: from the query's columns to the source's fields
     absent: tuple[pl.Expr, ...]  #: fields whose columns the export lacks
     within: pl.Expr | None = None  #: selects the rows of an excerpt, by columns of the export; None for all
+
+    @property
+    def inputs(self) -> set[str]:
+        """The columns of the export, or raw texts, that the shape is made of."""
+        return {name for expression in self.shape for name in expression.meta.root_names()}
+
+    def loaded(self, frame: pl.DataFrame, dropped: int) -> Loaded:
+        """All shaped rows, with the fields that the export lacks."""
+        return Loaded(frame.with_columns(self.absent).select(field.name for field in self.source.fields), dropped)
 
 
 def load(
@@ -85,8 +95,7 @@ def load(
                     done += 1
                     if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
                         progress(done * 10 // count * 10)
-                frame = buffers.frame().with_columns(plan.absent)
-                loaded[plan.source.table] = Loaded(frame.select(field.name for field in plan.source.fields), dropped)
+                loaded[plan.source.table] = plan.loaded(buffers.frame(), dropped)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return loaded
@@ -95,7 +104,8 @@ def load(
 def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[ColumnBuffers, list[Future[int]]]:
     """Buffers for a source's rows, and the tasks that fill them; each returns the number of rows it dropped."""
     parts = file.parts(plan.source.table)
-    buffers = ColumnBuffers(shaped(file, plan, _no_rows(plan))[0].schema, [part.capacity for part in parts])
+    no_rows = pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in plan.inputs})
+    buffers = ColumnBuffers(shaped(file, plan, no_rows)[0].schema, [part.capacity for part in parts])
 
     def fill(number: int) -> int:
         frame, dropped = shaped(file, plan, rows_of(file, plan, parts[number]))
@@ -149,11 +159,6 @@ def plan_of(file: Tables, source: Source, excerpt: Excerpt | None = None) -> Pla
         start, end = pl.col("start"), pl.col("end").fill_null(pl.col("start"))
         within = excerpt.holds(source.trace_table, start, end)
     return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent), within)
-
-
-def _no_rows(plan: Plan) -> pl.DataFrame:
-    columns = {name for expression in plan.shape for name in expression.meta.root_names()}
-    return pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in columns})
 
 
 def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -288,40 +293,39 @@ def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
 
 # --- Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace` --------------------------------------------
 
-Report = Callable[[str], None]
-
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SOURCE_OF = {source.table: source for source in SOURCES}
 
 
-def read_nsys_sqlite(
-    path: Path, known_as: Path, report: Report, launch_configuration: bool = True, share: float = 1.0
-) -> Trace:
+def read_nsys_sqlite(source: Input, asked: Asked) -> Trace:
     """The trace of an SQLite export, or of a share of its events from the middle of the recording."""
-    with SqliteFile(path, known_as) as file:
-        if not looks_like_nsys(file.tables):
-            raise not_nsys(file)
-        file.refuse_damage()
+    with opened(source) as file:
         kinds = range_kinds(file)
-        report(f"{known_as.name}: reading the tables")
-        sources = sources_of(file, kinds, launch_configuration)
-        part = excerpt_of(file, share) if share < 1 else None
-        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"), part)
-        report(f"{known_as.name}: putting the trace together")
+        source.tell("reading the tables")
+        sources = sources_of(file, kinds, asked.launch_configuration)
+        part = excerpt_of(file, asked.share) if asked.share < 1 else None
+        loaded = load(file, sources, lambda percent: source.tell(f"reading, {percent} %"), part)
+        source.tell("putting the trace together")
         return put_together(file, loaded, kinds, part=part)
 
 
-def not_nsys(file: SqliteFile) -> Exception:
-    """The error for an SQLite file that is not an export."""
-    if "StringTable" in file.tables:
-        found, advice = (
-            "an nvprof database, not an Nsight Systems export",
-            "Record the program with nsys profile instead",
-        )
-    else:
-        found = "an SQLite database, but not an Nsight Systems export"
-        advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
-    return file.unreadable(found, advice)
+@contextmanager
+def opened(source: Input) -> Iterator[SqliteFile]:
+    """An export, its pages checked if it is small.
+
+    Raises:
+        UnreadableInputError: it is damaged, or another SQLite file.
+    """
+    with SqliteFile(source.path, source.known_as) as file:
+        if "StringTable" in file.tables and not looks_like_nsys(file.tables):
+            found = "an nvprof database, not an Nsight Systems export"
+            raise file.unreadable(found, "Record the program with nsys profile instead")
+        if not looks_like_nsys(file.tables):
+            found = "an SQLite database, but not an Nsight Systems export"
+            advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+            raise file.unreadable(found, advice)
+        file.refuse_damage()
+        yield file
 
 
 def sources_of(file: Tables, kinds: Mapping[int, str], launch_configuration: bool) -> list[Source]:

@@ -166,17 +166,12 @@ UNUSED_TYPES = frozenset(range(155)) - EVENT_NAMES.keys()
 _UNUSED_CLASSES = tuple(frozenset(range(112)) - {number for layout in LAYOUTS for number in layout.classes} - {13, 26})
 
 
+@dataclass
 class Seen:
-    """Counts of a report's events, for its notes.
+    """Counts of a report's events, for its notes."""
 
-    Attributes:
-        events: number of events.
-        unread: number of events of unknown kind, by type.
-    """
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.unread: Counter[int] = Counter()
+    events: int = 0
+    unread: Counter[int] = field(default_factory=Counter)  #: those of unknown kind, by type
 
 
 def decoded(
