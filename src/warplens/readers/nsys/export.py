@@ -201,12 +201,6 @@ _NO_CORRELATION = -1
 _SYNCHRONIZATIONS = ("event", "stream-wait-event", "stream", "context")
 
 
-def only_process(calls: pl.DataFrame | None) -> int:
-    """The process of work whose rows do not name it: the one that made all API calls, else 0."""
-    processes = [] if calls is None else calls["process"].drop_nulls().unique().to_list()
-    return int(processes[0]) if len(processes) == 1 else 0
-
-
 def without_backtrace_copies(calls: pl.DataFrame) -> pl.DataFrame:
     """API calls without the copies made with their backtraces (same thread and correlation id as another call)."""
     is_copy = pl.col("class") == BACKTRACE_CLASS
@@ -293,7 +287,7 @@ def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
 
 # --- Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace` --------------------------------------------
 
-_CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_CALLS, _RANGES = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _SOURCE_OF = {source.table: source for source in SOURCES}
 
 
@@ -356,7 +350,8 @@ def put_together(
     dropped = sum(rows.dropped for rows in loaded.values())
     frames = {name: rows.frame for name, rows in loaded.items()}
     loaded.clear()  # frees each frame as soon as the trace has its own
-    process = only_process(frames.get(_CALLS))
+    callers = frames[_CALLS]["process"].drop_nulls().unique().to_list() if _CALLS in frames else []
+    process = callers[0] if len(callers) == 1 else 0  # of rows that do not name theirs
     frames = {name: frame.with_columns(pl.col("process").fill_null(process)) for name, frame in frames.items()}
     frames = joined_overheads(frames)
     repeated = 0
@@ -370,22 +365,10 @@ def put_together(
         frames |= {name: part.issued_in(frames[name], issued, "start_ns", ("process", "correlation")) for name in work}
 
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
-    session = session_of(file, _cuda_processes(frames))
+    session = session_of(file, frozenset(callers))
     window = event_window(frames, session.duration_ns) if part is None else (part.start_ns, part.end_ns)
-    tables = {name: table.empty() for name, table in TABLES.items()}
-    open_ranges = 0
-    for name in list(frames):
-        source, frame = _SOURCE_OF[name], frames.pop(name)
-        if source.trace_table == "ranges":
-            open_ranges = frame["end_ns"].null_count()
-            frame = ranges_of(frame, strings, kinds, window[1])
-        else:
-            frame = finished(file, source, frame, strings)
-        declared = TABLES[source.trace_table]
-        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
-            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
-        tables[source.trace_table] = declared.checked(frame)
-
+    open_ranges = frames[_RANGES]["end_ns"].null_count() if _RANGES in frames else 0
+    tables = _tables_of(file, frames, strings, kinds, window[1])
     devices, ambiguous = devices_of(file, _used_devices(tables))
     notes = notes_of(
         Findings(
@@ -420,9 +403,22 @@ def _ids_of_strings(frames: Mapping[str, pl.DataFrame]) -> list[pl.Series]:
     return [frame[field.name] for frame, field in fields if frame[field.name].dtype == pl.Int64]
 
 
-def _cuda_processes(frames: Mapping[str, pl.DataFrame]) -> frozenset[int]:
-    calls = frames.get(_CALLS)
-    return frozenset(() if calls is None else calls["process"].unique().to_list())
+def _tables_of(
+    file: Tables, frames: dict[str, pl.DataFrame], strings: Strings, kinds: Mapping[int, str], end_ns: int
+) -> dict[str, pl.DataFrame]:
+    """The tables of the trace; the frames are freed one by one."""
+    tables = {name: table.empty() for name, table in TABLES.items()}
+    for name in list(frames):
+        source, frame = _SOURCE_OF[name], frames.pop(name)
+        if source.trace_table == "ranges":
+            frame = ranges_of(frame, strings, kinds, end_ns)
+        else:
+            frame = finished(file, source, frame, strings)
+        declared = TABLES[source.trace_table]
+        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
+            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
+        tables[source.trace_table] = declared.checked(frame)
+    return tables
 
 
 def _used_devices(tables: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
