@@ -20,8 +20,13 @@ _ON_DEVICE = (
     column("process", help="id of the process that launched the work"),
     *_CORRELATION,
 )
-#: Columns of a launch's size, in `kernels` and in the launches of counters.
-LAUNCH_SIZE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+#: Columns of a launch's size, in `kernels` and in the launches of counters, and their names.
+SIZE_COLUMNS: Final = optional(
+    pl.Int32,
+    **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"},
+    **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"},
+)
+LAUNCH_SIZE: Final = tuple(size.name for size in SIZE_COLUMNS)
 #: Blocks of a kernel's grid and threads of one block: expressions on `kernels` and on the launches of counters, null
 #: where one of the sizes is.
 GRID_BLOCKS: Final = (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks")
@@ -47,8 +52,7 @@ TABLES: Final[Mapping[str, Table]] = {
             _ON_DEVICE,
             _name("short name: the function without namespace arguments and template parameters"),
             _name("demangled name with template parameters and arguments", "full_name"),
-            optional(pl.Int32, **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"}),
-            optional(pl.Int32, **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"}),
+            SIZE_COLUMNS,
             optional(
                 pl.Int32,
                 registers_per_thread="registers that each thread uses",

@@ -31,8 +31,11 @@ HEAD_BYTES: Final = 2**20
 #: Enough for every magic number below.
 _MAGIC_BYTES: Final = 64
 
+#: The command that exports a report (`profile.nsys-rep`, which follows it) to SQLite.
+EXPORT: Final = "nsys export --type sqlite --output profile.sqlite"
+
 #: Advice for files that are not exports, or damaged ones: Nsight Systems can always make an export again.
-EXPORT_ADVICE: Final = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+EXPORT_ADVICE: Final = f"Export the capture again: {EXPORT} profile.nsys-rep"
 
 
 class Kind(Enum):
@@ -228,11 +231,7 @@ class Reader(Protocol[Content]):
         """
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
-        """Estimate of the rows of each table of the trace, without reading all of it.
-
-        They count as rows of an SQLite export that take as much memory. None where that is not known, or where the
-        file is so small that they fit into this many bytes of memory.
-        """
+        """The estimate that `warplens.readers.events_in` gives of a trace."""
         return None
 
     def slices(self, file: Input) -> AbstractContextManager[Slices | None]:

@@ -150,24 +150,22 @@ class Frames:
     def _frame(self, kind: str) -> pl.DataFrame:
         parts = self._columns.pop(kind) + self._odd.pop(kind)
         heights = [len(part["phase"][0]) for part in parts]
-        kinds: list[tuple[str, Dictionary | None]] = [
-            (name, None) for name in ("phase", "begin_ns", "duration_ns", "process", "thread")
-        ]
-        kinds.append(("name", self._reader.names))
-        kinds += [(argument.column, self._reader.texts.get(argument.column)) for argument in arguments_of(kind)]
-        texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
+        arguments = arguments_of(kind)
+        members = ("phase", "begin_ns", "duration_ns", "process", "thread", "name")
+        names = [*members, *(argument.column for argument in arguments)]
+        texts = {"name", *(argument.column for argument in arguments if argument.is_text)}
+        dictionaries = {"name": self._reader.names, **self._reader.texts}
         columns: list[pl.Series] = []
         absent: list[pl.Expr] = []  # a column that no event has takes no memory as a literal
-        for name, dictionary in kinds:
+        for name in names:
             column_parts = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
             if columns and all(column is None for _, column in column_parts):
-                dtype = pl.Enum([]) if name in texts else pl.Int64
-                absent.append(pl.lit(None, dtype).alias(name))
+                absent.append(pl.lit(None, pl.Enum([]) if name in texts else pl.Int64).alias(name))
             elif name in texts:
-                columns.append(_texts(column_parts, dictionary or Dictionary(), inputs_only=name in LISTED).alias(name))
+                columns.append(_texts(column_parts, dictionaries[name], inputs_only=name in LISTED).alias(name))
             else:
-                columns.append(_numbers(column_parts, pl.UInt8 if name == "phase" else pl.Int64).alias(name))
-        return pl.DataFrame(columns).with_columns(absent).select(name for name, _ in kinds)
+                columns.append(_numbers(column_parts, np.uint8 if name == "phase" else np.int64).alias(name))
+        return pl.DataFrame(columns).with_columns(absent).select(names)
 
     def _odd_columns(self, events: Iterable[Any]) -> dict[str, dict[str, Column]]:
         """The columns of events that were read one by one."""
@@ -230,10 +228,10 @@ def _concatenated(parts: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], np
     return values, known
 
 
-def _numbers(parts: _Parts, dtype: type[pl.DataType]) -> pl.Series:
-    values, known = _concatenated(parts, np.uint8 if dtype is pl.UInt8 else np.int64)
-    series = pl.Series(values, dtype=dtype)
-    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
+def _numbers(parts: _Parts, dtype: type[Any]) -> pl.Series:
+    values, known = _concatenated(parts, dtype)
+    series = pl.Series(values)
+    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=series.dtype))
 
 
 def _texts(parts: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:

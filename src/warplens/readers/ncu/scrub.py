@@ -21,7 +21,7 @@ from typing import Final
 
 from warplens.errors import UnreadableInputError
 from warplens.readers.ncu.container import COPY_AGAIN, MAGIC, RESULT_COUNTS, Block, Container, content_of
-from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
+from warplens.readers.ncu.csv_text import HEADER, HEADER_START, text_of
 from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
@@ -248,7 +248,6 @@ _NUMBER = re.compile(r"[-+(]?[\d.,]*\d\)?%?(?:e[-+]?\d+)?|", re.IGNORECASE)
 
 def copy_ncu_csv(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
     left_columns, left_lines = Counter[str](), Counter[str]()
     try:
@@ -279,10 +278,8 @@ def copy_ncu_csv(source: Input, partial: Path) -> Removed:
 
 def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
     """Every row: the names of its columns (empty for a header; None outside of the table), its cells, and its text."""
-    with source.open("rb") as file:
-        encoding = encoding_of(file.read(4))
     header: list[str] = []
-    with source.open(encoding=encoding, errors="replace", newline="") as text:
+    with text_of(source) as text:
         for line in text:
             if (header_match := HEADER.match(line)) is not None:
                 break

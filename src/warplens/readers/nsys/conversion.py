@@ -23,9 +23,8 @@ from warplens.errors import UnreadableInputError
 from warplens.patterns import lazy_pattern
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers.limits import CACHE_BYTES
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import EXPORT, Asked, Input
 
-_EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
 
 #: Where NVIDIA's installers put nsys, searched in addition to the PATH.
@@ -97,7 +96,7 @@ def _needed_nsys(file: Input) -> Nsys:
     nsys = find_nsys()
     if nsys is None:
         recorded_with = _version_in(file.path)
-        advice = f'Where nsys is installed: {_EXPORT} "{file.known_as.name}"; then give profile.sqlite'
+        advice = f'Where nsys is installed: {EXPORT} "{file.known_as.name}"; then give profile.sqlite'
         version = f" of nsys {recorded_with}" if recorded_with else ""
         found = f"a report{version}, which needs an installed nsys to be converted, and none was found"
         raise UnreadableInputError(file.known_as, found, _export_beside(file.known_as) or advice)
@@ -253,11 +252,11 @@ def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> Unreadable
         found = (
             f"recorded with nsys {recorded_with}, which the installed nsys {nsys.version_text} is too old to convert"
         )
-        advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {_EXPORT}"
+        advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {EXPORT}"
     else:
         or_newer = "" if recorded_with else ", or by a newer nsys"
         found = f"nsys {nsys.version_text} could not convert it; it is damaged or was recorded incompletely{or_newer}"
-        advice = f'See what nsys says: {_EXPORT} "{known_as.name}"; else record the program again'
+        advice = f'See what nsys says: {EXPORT} "{known_as.name}"; else record the program again'
     return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
 
 

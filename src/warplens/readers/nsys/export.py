@@ -22,7 +22,7 @@ from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
 from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Field, Source, Tables, excerpt_of
 from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import EXPORT, Asked, Input
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
 
@@ -316,8 +316,7 @@ def opened(source: Input) -> Iterator[SqliteFile]:
             raise file.unreadable(found, "Record the program with nsys profile instead")
         if not looks_like_nsys(file.tables):
             found = "an SQLite database, but not an Nsight Systems export"
-            advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
-            raise file.unreadable(found, advice)
+            raise file.unreadable(found, f"Give the export of a capture: {EXPORT} profile.nsys-rep")
         file.refuse_damage()
         yield file
 

@@ -31,7 +31,7 @@ from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.tables import SOURCES, STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
-from warplens.readers.opening import Asked, Input, surely_fits
+from warplens.readers.opening import EXPORT, Asked, Input, surely_fits
 from warplens.wire import BYTES, VARINT, Message, fields_of, varint
 
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT"
@@ -179,8 +179,6 @@ _MOST_NAMED = 8
 
 #: Severities of the collector's messages that are kept: warnings and errors.
 _SEVERITIES = (2, 3)
-
-_EXPORT = "nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 
 def read_nsys_report(file: Input, asked: Asked) -> Trace:
@@ -340,11 +338,11 @@ def _capture(capture: Capture, seen: Seen) -> Capture:
         kinds = ", ".join(EVENT_NAMES.get(kind, f"type {kind}") for kind in sorted(unknown)[:_MOST_NAMED])
         kinds += f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         text = f"{sum(unknown.values()):,} events are of kinds that this reader does not know: {kinds}."
-        remedy = f"If numbers look incomplete, give the report's export instead: {_EXPORT}"
+        remedy = f"If numbers look incomplete, give the report's export instead: {EXPORT} profile.nsys-rep"
         notes.append(Note("unread-events", NoteLevel.WARNING, text, remedy))
     newest = ".".join(map(str, TESTED_VERSION))
     if tuple(map(int, (capture.tool_version or "0").split(".")))[: len(TESTED_VERSION)] > TESTED_VERSION:
         text = f"The report was recorded by nsys {capture.tool_version}; this reader was tested up to {newest}."
-        remedy = f"Check the counts against nsys stats, or give the report's export: {_EXPORT}"
+        remedy = f"Check the counts against nsys stats, or give the report's export: {EXPORT} profile.nsys-rep"
         notes.append(Note("untested-report", NoteLevel.INFO, text, remedy))
     return replace(capture, notes=tuple(notes))

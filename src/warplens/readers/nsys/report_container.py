@@ -36,7 +36,7 @@ import lz4.block
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits
 from warplens.readers.nsys.report_wire import Bytes, DamagedError
-from warplens.readers.opening import system_error
+from warplens.readers.opening import EXPORT, system_error
 from warplens.wire import BYTES, Message, WireError, fields_of, varint
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
@@ -68,8 +68,8 @@ class NotUnderstoodError(UnreadableInputError):
 
     def __init__(self, path: Path, reason: str) -> None:
         self.reason = reason
-        advice = "Give its SQLite export: nsys export --type sqlite --output profile.sqlite"
-        super().__init__(path, f"this report cannot be read without nsys: {reason}", advice)
+        found = f"this report cannot be read without nsys: {reason}"
+        super().__init__(path, found, f"Give its SQLite export: {EXPORT}")
 
 
 @dataclass(frozen=True)
