@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu.container import COPY_AGAIN, MAGIC, RESULT_COUNTS, Block, Container, content_of
+from warplens.readers.ncu.container import COPY_AGAIN, FIELDS, MAGIC, Block, Container, content_of
 from warplens.readers.ncu.csv_text import HEADER, HEADER_START, text_of
 from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
@@ -30,6 +30,7 @@ from warplens.wire import message as bytes_field
 
 #: Fields of a block's header.
 _SOURCES, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 3, 4, 5, 6
+_RESULT_COUNTS = frozenset(fields.count for fields in FIELDS.values())
 
 #: The treatment of a field: kept, rewritten as text, or a message with its own plan. Others are left out.
 _Plan = Mapping[int, "str | _Plan"]
@@ -191,7 +192,7 @@ class _Copy:
                 fields.append(scalar(_PAYLOAD, following))
             elif number == _SOURCES:
                 self.left_messages["sources"] += varint(value, 0)[0] if value else 0
-            elif number == _STRINGS or number in RESULT_COUNTS.values():
+            elif number == _STRINGS or number in _RESULT_COUNTS:
                 fields.append(encoded)
             else:
                 self.left_fields["header"] += 1
