@@ -312,10 +312,5 @@ def _without_exports(files: list[Path]) -> list[Path]:
             (-1, ".ncu-repz" if name.endswith("z") else ".ncu-rep"),
         )
         ranked_files.setdefault((file.parent, name.removesuffix(suffix)), []).append((rank, file))
-    fullest = {
-        file
-        for alternatives in ranked_files.values()
-        for rank, file in alternatives
-        if rank == min(r for r, _ in alternatives)
-    }
+    fullest = {file for group in ranked_files.values() for rank, file in group if rank == min(group)[0]}
     return [file for file in files if file in fullest]

@@ -65,6 +65,11 @@ def encoding_of(head: bytes) -> str:
     return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
 
 
+def is_units(row: Sequence[str]) -> bool:
+    """Whether a row may hold the units: the columns that identify the launch are empty."""
+    return len(row) > len(HEADER_START) and not any(row[:3])
+
+
 def text_of(path: Path) -> TextIO:
     """The text of an export, opened in its encoding, of which the csv module may now read `LONGEST_FIELD`."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
@@ -118,7 +123,7 @@ class Table:
                 if tuple(row[:2]) == HEADER_START:
                     width = 0
                     yield row
-                elif width == 0 and self._is_units(row):
+                elif width == 0 and is_units(row):
                     yield row
                 elif any(row) and not self.messages.take(delimiter.join(row)):
                     self.passed_over += 1
@@ -133,11 +138,6 @@ class Table:
             )
             if not self.cut:
                 yield pending
-
-    @staticmethod
-    def _is_units(row: list[str]) -> bool:
-        """Whether a row may hold the units: the columns that identify the launch are empty."""
-        return len(row) > len(HEADER_START) and not any(row[:3])
 
     def _header(self, text: TextIO) -> tuple[str, str]:
         begins, is_printed = "", False

@@ -21,7 +21,7 @@ from typing import Final
 
 from warplens.errors import UnreadableInputError
 from warplens.readers.ncu.container import COPY_AGAIN, FIELDS, MAGIC, Block, Container, content_of
-from warplens.readers.ncu.csv_text import HEADER, HEADER_START, text_of
+from warplens.readers.ncu.csv_text import HEADER, HEADER_START, is_units, text_of
 from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
@@ -289,11 +289,10 @@ def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
             return
         plain = (line_text.replace("\0", "") for line_text in chain([line], text))
         for row in csv.reader(plain, delimiter=header_match[1]):
-            units = len(row) > len(HEADER_START) and not any(row[:3])
             if tuple(row[:2]) == HEADER_START:
                 header = [name.strip() for name in row]
                 yield [], row, ""
-            elif header and row and (row[0].isdigit() or units):
+            elif header and row and (row[0].isdigit() or is_units(row)):
                 yield header, row, ""
             else:
                 yield None, row, header_match[1].join(row)
