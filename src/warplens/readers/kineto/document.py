@@ -213,16 +213,15 @@ def walk(
     pieces: Callable[[], AnyPieces],
     progress: Callable[[int], None] = lambda _: None,
     *,
-    threads: int | None = None,
+    in_parallel: bool = True,
     decoder: json.JSONDecoder = EXACT,
 ) -> tuple[Document, AnyPieces]:
     """Read a trace."""
-    if threads is None:
+    if in_parallel:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = min(available, _MOST_THREADS)
-    if threads:
         try:
-            return _Walk(Source(file.path, file.compression), pieces(), progress, decoder).walk(threads)
+            parallel = _Walk(Source(file.path, file.compression), pieces(), progress, decoder)
+            return parallel.walk(min(available, _MOST_THREADS))
         except _UnbalancedError:
             # Objects in arrays inside of events look like events at the cut, or no boundary was found. Without a
             # guessed cut, only one thread can read the text.
