@@ -54,14 +54,14 @@ _WHOLE = _TIMED.format(
 _WALK = _TIMED.format(
     imports=(
         "from pathlib import Path\nfrom warplens.readers.ncu.container import Container, content_of\n"
-        "from warplens.readers.ncu.container import METRICS\nfrom warplens.wire import Message\n"
+        "from warplens.readers.ncu.container import FIELDS\nfrom warplens.wire import Message\n"
         "path = Path(sys.argv[1])"
     ),
     work=(
         "with content_of(path, path) as data:\n"
         "    for block in Container(data, path).blocks():\n"
         "        for result in block.results:\n"
-        "            Message(data, result.start, result.end, gather=METRICS[result.kind])"
+        "            Message(data, result.start, result.end, gather=FIELDS[result.kind].metrics)"
     ),
 )
 _PEER = _TIMED.format(

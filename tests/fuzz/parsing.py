@@ -33,7 +33,7 @@ from warplens.readers.nsys.report_container import opened
 from warplens.readers.nsys.report_wire import Bytes, runs
 from warplens.readers.nsys.tables import SOURCES
 from warplens.readers.nsys.texts import range_kinds
-from warplens.readers.opening import UNPACKERS, compression_of, content_head, head_of, kind_of, unpacked
+from warplens.readers.opening import UNPACKERS, Input, compression_of, content_head, head_of, kind_of, unpacked
 from warplens.readers.published import read_published
 from warplens.readers.sqlite import SqliteFile, looks_like_nsys
 from warplens.readers.timings import read_timings
@@ -107,7 +107,7 @@ class _Events:
 
 
 def _trace(path: Path) -> str | None:
-    document, _ = walk(path, None, _Events, threads=0)
+    document, _ = walk(Input(path, path), _Events, in_parallel=False)
     with suppress(ValueError, RecursionError, UnicodeDecodeError):
         told = json.loads(path.read_bytes())
         if isinstance(told, dict) and document.is_trace and not _is_repeated(path):

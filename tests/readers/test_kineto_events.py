@@ -25,6 +25,7 @@ from warplens.readers.kineto import json_text as kineto_json
 from warplens.readers.kineto.spans import Recorded as Document
 from warplens.readers.kineto.spans import read_events as read_document
 from warplens.readers.kineto.values import PADDING, nanoseconds_at, whole_at, words_of
+from warplens.readers.opening import Input
 
 REAL_TRACES = (
     "h200_lm_small_train.json.gz",
@@ -61,7 +62,7 @@ LARGE = (
 
 
 def _document(path: Path, compression: str | None = None) -> Document:
-    return read_document(path, compression, True, lambda _: None)
+    return read_document(Input(path, path, compression), True)
 
 
 def _assert_same(document: Document, expected: dict[str, list[dict[str, Any]]]) -> None:

@@ -28,7 +28,7 @@ from warplens.errors import UsageError
 from warplens.export.tables import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import Int64s, name_categories
-from warplens.profile.trace import LAUNCH_SIZE
+from warplens.profile.trace import LAUNCH_SIZE, WORK_KINDS
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
 from warplens.writing import unfinished
 
@@ -61,7 +61,9 @@ _FIRST_GROUP: Final = 1 << 16
 _FIRST_COUNTER: Final = 1 << 24
 _FIRST_TRACK: Final = 1 << 25
 _LANES_APART: Final = 1_000
-_HOST_ORDER: Final = ("", "Python", "CUDA API", "operating system", "profiler")
+
+#: Layers of a host thread, in the order in which they are drawn; the first is the thread's own track.
+_HOST_LABELS: Final = ("", "Python", "CUDA API", "operating system", "profiler")
 
 #: Columns that become arguments of a slice, if the table has them.
 ARGUMENTS: Final = (
@@ -235,7 +237,7 @@ class PacketWriter:
             parent = parents.get(thread, parent)
             name = f"stream {second}" if kind == "device" else label or "ranges"
             name += f" ({lane + 1})" if lane else ""
-            order = second * _LANES_APART + lane if kind == "device" else _HOST_ORDER.index(label) * _LANES_APART + lane
+            order = (second if kind == "device" else _HOST_LABELS.index(label)) * _LANES_APART + lane
             yield _track(self.tracks[kind, first, second, label, lane], name, parent=parent, rank=order)
         for name, (uuid, unit) in self.counters.items():
             yield _track(uuid, name, parent=_ROOT, content=message(_COUNTER, unit))
@@ -345,27 +347,22 @@ def _zero(timeline: Timeline) -> int:
 
 
 def _device_layers(timeline: Timeline) -> list[Layer]:
-    trace = timeline.trace
-    flows = _flows(timeline)
-    frames = {
-        "kernel": trace.kernels.with_columns(categories_of(trace.kernels["full_name"]).alias("category")),
-        "copy": trace.copies.with_columns(
-            pl.format("copy {}", pl.col("direction").cast(pl.String)).alias("name"), pl.lit("copy").alias("category")
-        ),
-        "memset": trace.memsets.with_columns(pl.lit("memset").alias("name"), pl.lit("memset").alias("category")),
-        "graph": trace.graph_launches.with_columns(
-            pl.lit("CUDA graph").alias("name"), pl.lit("graph").alias("category")
-        ),
+    names = {
+        "kernel": pl.col("name").cast(pl.String),
+        "copy": pl.format("copy {}", pl.col("direction").cast(pl.String)),
+        "memset": pl.lit("memset"),
+        "graph": pl.lit("CUDA graph"),
     }
     columns = ("start_ns", "end_ns", "name", "category", "device", "stream", *ARGUMENTS, "flow")
+    flows = _flows(timeline)
     # All kinds of work of a stream are on one track, so they are one layer.
-    drawn = [
-        frame.with_columns(
-            pl.Series("flow", flows[kind]), pl.col("name").cast(pl.String), pl.col("category").cast(pl.String)
-        ).select(name for name in columns if name in {*frame.columns, "flow"})
-        for kind, frame in frames.items()
-        if frame.height
-    ]
+    drawn = []
+    for kind, table in WORK_KINDS.items():
+        if (frame := getattr(timeline.trace, table)).height:
+            category = categories_of(frame["full_name"]).cast(pl.String) if kind == "kernel" else pl.lit(kind)
+            described = {"name": names[kind], "category": category, "flow": pl.Series(flows[kind])}
+            frame = frame.with_columns(**described)
+            drawn.append(frame.select(name for name in columns if name in frame.columns))
     if not drawn:
         return []
     return [Layer(pl.concat(drawn, how="diagonal_relaxed"), ("device", "stream"), "", nests=False)]
@@ -376,17 +373,10 @@ def _flows(timeline: Timeline) -> dict[str, Int64s]:
     work = timeline.work.select("kind", "row", "api_row", "start_ns").filter(pl.col("api_row").is_not_null())
     # The launch of a graph issues many kernels; the arrow leads to the first of them.
     first = work.sort("start_ns", maintain_order=True).unique("api_row", keep="first", maintain_order=True)
-    trace = timeline.trace
-    heights = {
-        "kernel": trace.kernels.height,
-        "copy": trace.copies.height,
-        "memset": trace.memsets.height,
-        "graph": trace.graph_launches.height,
-    }
     flows = {}
-    for kind, height in heights.items():
+    for kind, table in WORK_KINDS.items():
         of_kind = first.filter(pl.col("kind") == kind)
-        flows[kind] = np.zeros(height, dtype=np.int64)
+        flows[kind] = np.zeros(getattr(timeline.trace, table).height, dtype=np.int64)
         flows[kind][of_kind["row"].to_numpy()] = of_kind["api_row"].to_numpy() + 1
     return flows
 
@@ -397,14 +387,14 @@ def _host_layers(timeline: Timeline) -> list[Layer]:
     flow = np.zeros(calls.height, dtype=np.int64)
     launching = timeline.work["api_row"].drop_nulls().unique().to_numpy()
     flow[launching] = launching + 1
-    owner = ("process", "thread")
-    return [
-        Layer(_named(trace.ranges, pl.col("kind").cast(pl.String)), owner, ""),
-        Layer(_named(trace.python_functions, pl.lit("python")), owner, "Python"),
-        Layer(_named(calls, pl.lit("api")).with_columns(pl.Series("flow", flow)), owner, "CUDA API"),
-        Layer(_named(trace.os_calls, pl.lit("os")), owner, "operating system"),
-        Layer(_named(trace.profiler_overhead, pl.lit("profiler")), owner, "profiler"),
-    ]
+    layers = (
+        _named(trace.ranges, pl.col("kind").cast(pl.String)),
+        _named(trace.python_functions, pl.lit("python")),
+        _named(calls, pl.lit("api")).with_columns(pl.Series("flow", flow)),
+        _named(trace.os_calls, pl.lit("os")),
+        _named(trace.profiler_overhead, pl.lit("profiler")),
+    )
+    return [Layer(frame, ("process", "thread"), label) for frame, label in zip(layers, _HOST_LABELS, strict=True)]
 
 
 def _named(frame: pl.DataFrame, category: pl.Expr) -> pl.DataFrame:

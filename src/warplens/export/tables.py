@@ -36,9 +36,9 @@ def shareable(timeline: Timeline) -> Timeline:
     """The profile with cleaned texts; the same object if nothing changes."""
     cleaner = Cleaner(Secrets())
     trace: Trace = timeline.trace
-    before: dict[str, pl.DataFrame] = {name: getattr(trace, name) for name in TABLES}
-    after = {name: clean_frame(name, frame, cleaner) for name, frame in before.items()}
-    changed: dict[str, Any] = {name: frame for name, frame in after.items() if frame is not before[name]}
+    frames = ((name, getattr(trace, name)) for name in TABLES)
+    cleaned: dict[str, Any] = {name: clean_frame(name, frame, cleaner) for name, frame in frames}
+    changed = {name: frame for name, frame in cleaned.items() if frame is not getattr(trace, name)}
     return Timeline(replace(trace, **changed)) if changed else timeline
 
 

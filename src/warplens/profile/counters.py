@@ -20,7 +20,7 @@ import polars as pl
 from warplens.errors import MissingDataError, SchemaError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import NAME, Column
-from warplens.profile.trace import Capture
+from warplens.profile.trace import SIZE_COLUMNS, Capture
 
 LAUNCHES = table(
     "launches",
@@ -32,8 +32,7 @@ LAUNCHES = table(
     optional(pl.Int32, device="CUDA ordinal of the GPU"),
     optional(pl.Int64, context="CUDA context", stream="CUDA stream"),
     optional(pl.Int32, process="process id"),
-    optional(pl.Int32, **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"}),
-    optional(pl.Int32, **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"}),
+    SIZE_COLUMNS,
     Column("nvtx", pl.List(pl.String), "open NVTX ranges, outermost first", nullable=True),
 )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from warplens.errors import UsageError
-from warplens.profile.trace import Device, Note, NoteLevel, Trace
+from warplens.profile.trace import WORK_TABLES, Device, Note, NoteLevel, Trace
 
 #: Formats that are multiplied on the vector units; all others need tensor (matrix) cores.
 VECTOR: Final = ("fp32", "fp64")
@@ -319,9 +319,8 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     full_name = (
         name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"
     )
-    work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
-    used = {ordinal for frame in work for ordinal in frame["device"].unique()}
+    used = {ordinal for name in WORK_TABLES for ordinal in getattr(trace, name)["device"].unique()}
     unlisted = {device.ordinal: device.name for device in capture.devices if _listed(device.name) is None}
     missing = sorted(used - {device.ordinal for device in capture.devices})
     if not missing and not unlisted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
@@ -14,14 +14,18 @@ from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import NAME, Column, Table
 
 _SPAN = "start_ns end_ns"
-_CORRELATION = optional(pl.Int64, correlation="joins the work to the API call that launched it, within the process")
 _ON_DEVICE = (
     *(column(name) for name in ("start_ns", "end_ns", "device", "stream")),
     column("process", help="id of the process that launched the work"),
-    *_CORRELATION,
+    *optional(pl.Int64, correlation="joins the work to the API call that launched it, within the process"),
 )
-#: Columns of a launch's size, in `kernels` and in the launches of counters.
-LAUNCH_SIZE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+#: Columns of a launch's size, in `kernels` and in the launches of counters, and their names.
+SIZE_COLUMNS: Final = optional(
+    pl.Int32,
+    **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"},
+    **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"},
+)
+LAUNCH_SIZE: Final = tuple(size.name for size in SIZE_COLUMNS)
 #: Blocks of a kernel's grid and threads of one block: expressions on `kernels` and on the launches of counters, null
 #: where one of the sizes is.
 GRID_BLOCKS: Final = (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks")
@@ -47,8 +51,7 @@ TABLES: Final[Mapping[str, Table]] = {
             _ON_DEVICE,
             _name("short name: the function without namespace arguments and template parameters"),
             _name("demangled name with template parameters and arguments", "full_name"),
-            optional(pl.Int32, **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"}),
-            optional(pl.Int32, **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"}),
+            SIZE_COLUMNS,
             optional(
                 pl.Int32,
                 registers_per_thread="registers that each thread uses",
@@ -348,14 +351,13 @@ class Trace:
     profiler_overhead: pl.DataFrame = field(default_factory=TABLES["profiler_overhead"].empty)
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if item.name != "capture":
-                object.__setattr__(self, item.name, TABLES[item.name].checked(getattr(self, item.name)))
+        for name, declared in TABLES.items():
+            object.__setattr__(self, name, declared.checked(getattr(self, name)))
 
     def __repr__(self) -> str:
         """One line: source, tool, GPUs, and the number of rows of each table."""
-        rows = {item.name: getattr(self, item.name).height for item in fields(self) if item.name != "capture"}
-        counts = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count) or "no events"
+        rows = ((name, getattr(self, name).height) for name in TABLES)
+        counts = ", ".join(f"{count:,} {name}" for name, count in rows if count) or "no events"
         gpus = ", ".join(dict.fromkeys(device.name for device in self.capture.devices))
         return f"<Trace {' · '.join(filter(None, (self.capture.source, self.capture.tool, gpus)))}: {counts}>"
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -200,7 +200,7 @@ def _unpacked_events(path: Path, _modified_ns: int) -> Mapping[str, int] | None:
 @contextmanager
 def slices(path: Path, progress: Callable[[str], None] | None = None) -> Iterator[Slices | None]:
     """A profile of which `events_in` is known, to be read table by table; None if its GPU work can be read alone."""
-    with _TRACES.opened(path, progress) as (reader, file), reader.slices(file) or nullcontext() as sliced:
+    with _TRACES.opened(path, progress) as (reader, file), reader.slices(file) as sliced:
         yield sliced
 
 
@@ -312,10 +312,5 @@ def _without_exports(files: list[Path]) -> list[Path]:
             (-1, ".ncu-repz" if name.endswith("z") else ".ncu-rep"),
         )
         ranked_files.setdefault((file.parent, name.removesuffix(suffix)), []).append((rank, file))
-    fullest = {
-        file
-        for alternatives in ranked_files.values()
-        for rank, file in alternatives
-        if rank == min(r for r, _ in alternatives)
-    }
+    fullest = {file for group in ranked_files.values() for rank, file in group if rank == min(group)[0]}
     return [file for file in files if file in fullest]

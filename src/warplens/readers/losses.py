@@ -1,4 +1,4 @@
-"""Launches without recorded work: how much that limits the results, and which of them were only still queued."""
+"""Launches without recorded work: which calls launch, how much that limits the results, which were only queued."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 import polars as pl
 
 from warplens.profile import NoteLevel
+from warplens.profile.schema import name_categories
 
 #: Above this share of launches without any work, times and idle shares are wrong by as much.
 LOST_SHARE_BLOCKING: Final = 0.05
@@ -20,6 +21,12 @@ def lost_level(share: float) -> NoteLevel:
     if share >= LOST_SHARE_BLOCKING:
         return NoteLevel.BLOCKING
     return NoteLevel.WARNING if share >= LOST_SHARE_WARNING else NoteLevel.INFO
+
+
+def called_like(calls: pl.DataFrame, pattern: str) -> pl.Series:
+    """Mask of the calls whose name matches the pattern; each distinct name is tested once."""
+    matching = name_categories(calls["name"]).str.contains(pattern).arg_true()
+    return calls["name"].to_physical().is_in(matching.implode())
 
 
 def still_queued(unmatched: pl.DataFrame, launches: pl.DataFrame, work: pl.DataFrame) -> pl.Series:

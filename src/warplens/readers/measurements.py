@@ -66,10 +66,19 @@ def read_measurements(path: Path | str) -> Measurements:
 
 
 def _document(path: Path, known_as: Path) -> Any:
+    return json_of(document_bytes(path, known_as), known_as, _ADVICE)
+
+
+def json_of(text: bytes | str, known_as: Path, advice: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        UnreadableInputError: it is none, with this advice.
+    """
     try:
-        return orjson.loads(document_bytes(path, known_as))
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise UnreadableInputError(known_as, f"it is not valid JSON ({error})", _ADVICE) from None
+        raise UnreadableInputError(known_as, f"it is not valid JSON ({error})", advice) from None
 
 
 def measurements_of(document: Any, source: Path | str) -> Measurements:
@@ -111,7 +120,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         environment=document["environment"],
         plan=document["plan"],
         settings=tuple(settings),
-        cells=pl.concat((setting_columns, figures), how="horizontal") if settings else figures,
+        cells=pl.concat((setting_columns, figures), how="horizontal"),
         details=tuple(record.get("details") or {} for record in records),
         phases=pl.DataFrame(_phase_rows(records), schema=CELL_PHASES.schema, orient="row"),
         samples=_samples(records),

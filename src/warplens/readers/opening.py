@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -19,8 +19,6 @@ from warplens.errors import UnreadableInputError
 from warplens.readers.limits import unpacked_bytes
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import polars as pl
 
     from warplens.profile import Capture, Trace
@@ -33,8 +31,11 @@ HEAD_BYTES: Final = 2**20
 #: Enough for every magic number below.
 _MAGIC_BYTES: Final = 64
 
+#: The command that exports a report (`profile.nsys-rep`, which follows it) to SQLite.
+EXPORT: Final = "nsys export --type sqlite --output profile.sqlite"
+
 #: Advice for files that are not exports, or damaged ones: Nsight Systems can always make an export again.
-EXPORT_ADVICE: Final = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+EXPORT_ADVICE: Final = f"Export the capture again: {EXPORT} profile.nsys-rep"
 
 
 class Kind(Enum):
@@ -163,6 +164,10 @@ class Input:
     #: called with a short description of the current action
     progress: Callable[[str], None] = field(default=lambda _: None)
 
+    def tell(self, action: str) -> None:
+        """Report the current action on this file."""
+        self.progress(f"{self.known_as.name}: {action}")
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -180,7 +185,7 @@ class Asked:
 
 
 class Slices(Protocol):
-    """A file of which a table is read in parts; the context closes it. See `warplens.readers.nsys.slices`."""
+    """A file of which a table is read in parts. See `warplens.readers.nsys.slices`."""
 
     @property
     def capture(self) -> Capture:
@@ -191,12 +196,6 @@ class Slices(Protocol):
 
     def counts(self, table: str, columns: Sequence[str], span: tuple[int | None, int | None]) -> pl.DataFrame:
         """How often each duration occurs, by the given columns."""
-
-    def __enter__(self) -> Slices: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 #: Memory of the program itself, at least.
@@ -216,7 +215,8 @@ class Reader(Protocol[Content]):
     unpacks: bool = False  #: whether it reads compressed files as they are, block by block
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a file with this begin of (unpacked) content certainly has this format."""
+        """Whether a file with this begin of (unpacked) content certainly has this format; by default, by its kind."""
+        return kind_of_bytes(head) in self.kinds
 
     def takes(self, folder: Path) -> bool:
         """Whether a folder is one profile of this format."""
@@ -231,16 +231,12 @@ class Reader(Protocol[Content]):
         """
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
-        """Estimate of the rows of each table of the trace, without reading all of it.
-
-        They count as rows of an SQLite export that take as much memory. None where that is not known, or where the
-        file is so small that they fit into this many bytes of memory.
-        """
+        """The estimate that `warplens.readers.events_in` gives of a trace."""
         return None
 
-    def slices(self, file: Input) -> Slices | None:
+    def slices(self, file: Input) -> AbstractContextManager[Slices | None]:
         """The file, to be read table by table; None if its GPU work can be read alone (`Asked.work_alone`)."""
-        return None
+        return nullcontext()
 
     def original(self, file: Input, folder: Path) -> Input:
         """The file that a copy is made of and compared with: the file itself, or its conversion in `folder`."""
@@ -308,9 +304,8 @@ class Wanted(Generic[Content]):
             if reader.unpacks:
                 yield reader, Input(path, path, name, report)
                 return
-        report(f"{path.name}: unpacking")
-        with unpacked(path, UNPACKERS[name]) as plain:
-            yield self._reader(path, head_of(plain)), Input(plain, path, None, report)
+        with plain(path, report) as content:
+            yield self._reader(path, head_of(content)), Input(content, path, None, report)
 
     def taking(self, path: Path) -> Reader[Content] | None:
         """The reader for which this folder is one profile; None for other folders, and for files."""

@@ -23,7 +23,7 @@ from warplens._version import __version__
 from warplens.errors import UnreadableInputError, shown_name
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
-from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
+from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, json_of, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
 from warplens.readers.titles import UNITS_NS, flattened, read_titles
 
@@ -84,12 +84,8 @@ def read_published(path: Path | str) -> Measurements:
         advice = _ADVICE if isinstance(error, OSError) else "Save it as CSV in UTF-8"
         raise UnreadableInputError(source, found, advice) from None
     if text.lstrip().startswith(("{", "[")):
-        try:
-            return published_of(orjson.loads(text), source)
-        except orjson.JSONDecodeError as error:
-            raise UnreadableInputError(source, f"it is not valid JSON ({error})", _ADVICE) from None
-    facts, rows = _csv_rows(source, text)
-    return _measurements(source, facts, rows)
+        return published_of(json_of(text, source, _ADVICE), source)
+    return _measurements(source, *_csv_rows(source, text))
 
 
 def published_of(document: Any, source: Path | str) -> Measurements:
@@ -204,7 +200,7 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             **({"read_as": list(reading.notes)} if reading.notes else {}),
         },
         settings=tuple(settings),
-        cells=pl.concat((setting_columns, figures), how="horizontal") if settings else figures,
+        cells=pl.concat((setting_columns, figures), how="horizontal"),
         details=({},) * len(rows),
         phases=CELL_PHASES.empty(),
         samples=SAMPLES.empty(),

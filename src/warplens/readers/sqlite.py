@@ -111,7 +111,7 @@ class SqliteFile:
         self._state = _state(self._watched)
         try:
             self._file = self._recovered(path)
-            self._check_header(self._file)
+            self._read_header(self._file)
             self.uri = f"{self._file.resolve().as_uri()}?mode=ro&immutable=1"
             with self._readable():
                 self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
@@ -326,7 +326,7 @@ class SqliteFile:
             tables[table] = tuple(column[1].decode("utf-8", "replace") for column in columns)
         return tables
 
-    def _check_header(self, path: Path) -> None:
+    def _read_header(self, path: Path) -> None:
         # https://www.sqlite.org/fileformat2.html#the_database_header
         self._size = size = path.stat().st_size
         with path.open("rb") as file:

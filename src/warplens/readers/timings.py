@@ -24,14 +24,13 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import orjson
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.readers.limits import document_bytes
-from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of
+from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, json_of, measurements_of
 from warplens.readers.opening import Asked, Input, Kind, Reader, head_of, plain
 from warplens.readers.titles import FILLERS, STATISTIC_WORDS, UNITS_NS, flattened, words_of
 
@@ -118,10 +117,7 @@ def read_timings(path: Path | str) -> pl.DataFrame:
         head = head_of(content).lstrip(b"\xef\xbb\xbf \t\r\n")
         if not head.startswith((b"{", b"[")):
             return _timings(content, source)
-        try:
-            document = orjson.loads(document_bytes(content, source))
-        except orjson.JSONDecodeError as error:
-            raise UnreadableInputError(source, f"it is not valid JSON ({error})", _ADVICE) from None
+        document = json_of(document_bytes(content, source), source, _ADVICE)
     if isinstance(document, dict) and document.get("schema") == MEASUREMENTS_SCHEMA_NAME:
         return _measured(measurements_of(document, source), source)
     rows = flattened(document)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes, surely_fits
+from warplens.readers.opening import Asked, Input, Kind, Reader, surely_fits
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -65,19 +65,19 @@ class KinetoTrace(Reader[Trace]):
 
     def sniff(self, head: bytes) -> bool:
         is_chrome = b'"traceEvents"' in head or b'"ph"' in head or b'"deviceProperties"' in head
-        return is_chrome and kind_of_bytes(head) is Kind.JSON and any(mark in head for mark in _MARKS)
+        return is_chrome and super().sniff(head) and any(mark in head for mark in _MARKS)
 
     def read(self, file: Input, asked: Asked) -> Trace:
         from warplens.readers.kineto.trace import read_kineto
 
-        return read_kineto(file.path, file.known_as, file.progress, file.compression, asked)
+        return read_kineto(file, asked)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.kineto.excerpt import rows_in, text_bytes
 
-        if surely_fits(text_bytes(file.path, file.compression), _MOST_MEMORY_PER_BYTE, memory):
+        if surely_fits(text_bytes(file), _MOST_MEMORY_PER_BYTE, memory):
             return None
-        rows = {table: round(_MEMORY_OF_ROW * count) for table, count in rows_in(file.path, file.compression).items()}
+        rows = {table: round(_MEMORY_OF_ROW * count) for table, count in rows_in(file).items()}
         return rows if any(rows.values()) else None  # another JSON file, which reading refuses
 
     def scrub(self, file: Input, copy: Path) -> Removed:

@@ -14,14 +14,13 @@ import polars as pl
 
 from warplens.profile import Device, Note, NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
-from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
 from warplens.readers.excerpts import IN_SLICES
 from warplens.readers.kineto.issuers import Issued
 from warplens.readers.kineto.spans import WORK_ALONE, Recorded, Spans
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, kind_of_category
 from warplens.readers.limits import IMPOSSIBLE_TIMES
-from warplens.readers.losses import lost_level, still_queued
+from warplens.readers.losses import called_like, lost_level, still_queued
 from warplens.writing import plural
 
 #: Absolute times are between 2015 and 2100; others count from the start of the machine or of the program.
@@ -206,9 +205,7 @@ def _lost_work(findings: Findings) -> list[Note]:
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
     if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:
         return []  # kernels cannot be matched with calls
-    names = calls["name"]
-    launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
-    launches = calls.select("process", "correlation", "start_ns").filter(names.to_physical().is_in(launching.implode()))
+    launches = calls.select("process", "correlation", "start_ns").filter(called_like(calls, _LAUNCHES))
     lost = 0
     for (process,), process_launches in launches.group_by("process"):
         ran = kernels.filter(pl.col("process") == process).select("correlation", "start_ns")

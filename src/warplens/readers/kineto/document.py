@@ -27,7 +27,7 @@ from warplens.readers.kineto.json_text import EXACT, lenient
 from warplens.readers.kineto.scan import BOUNDARY, Piece
 from warplens.readers.kineto.values import PADDING, Bytes
 from warplens.readers.limits import EVENT_BYTES, HEADER_BYTES, TRACE_EXPANSION, unpacked_bytes
-from warplens.readers.opening import system_error
+from warplens.readers.opening import Input, system_error
 
 #: Size of a block of text. Array operations on much less are dominated by call overhead, on more by memory.
 BLOCK_BYTES = 4 * 2**20
@@ -209,26 +209,24 @@ class Document:
 
 
 def walk(
-    path: Path,
-    compression: str | None,
+    file: Input,
     pieces: Callable[[], AnyPieces],
     progress: Callable[[int], None] = lambda _: None,
     *,
-    threads: int | None = None,
+    in_parallel: bool = True,
     decoder: json.JSONDecoder = EXACT,
 ) -> tuple[Document, AnyPieces]:
     """Read a trace."""
-    if threads is None:
+    if in_parallel:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = min(available, _MOST_THREADS)
-    if threads:
         try:
-            return _Walk(Source(path, compression), pieces(), progress, decoder).walk(threads)
+            parallel = _Walk(Source(file.path, file.compression), pieces(), progress, decoder)
+            return parallel.walk(min(available, _MOST_THREADS))
         except _UnbalancedError:
             # Objects in arrays inside of events look like events at the cut, or no boundary was found. Without a
             # guessed cut, only one thread can read the text.
             pass
-    return _Walk(Source(path, compression), pieces(), progress, decoder).walk(0)
+    return _Walk(Source(file.path, file.compression), pieces(), progress, decoder).walk(0)
 
 
 class _Walk(Generic[AnyPieces]):

@@ -23,6 +23,7 @@ from warplens.readers.kineto.values import (
     Bytes,
     Dictionary,
     Numbers,
+    Words,
     hashes,
     kind_of_category,
     nanoseconds_at,
@@ -37,9 +38,12 @@ Column: TypeAlias = "tuple[npt.NDArray[Any], Bools | None]"
 _COMMA, _QUOTE = ord(","), ord('"')
 _INSIDE = 64  # added to the number of a key inside `args`
 
-#: Phases of events that are read: complete events, begins and ends; instants of the allocator; ends of arrows.
-_PHASES = {"allocation": "iIX", "flow": "stf"}
-_USUAL_PHASES = "XBE"
+#: Phases (`ph`) of events that are read: complete events, begins and ends; instants of the allocator; ends of arrows.
+PHASES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(KINDS, ("X", "B", "E")),
+    "allocation": ("i", "I", "X"),
+    "flow": ("s", "t", "f"),
+}
 
 #: Distinguishes a JSON value from a string of the same text: `[1]` and `"[1]"`.
 _NOT_A_STRING = np.uint64(0x5555555555555555)
@@ -47,19 +51,10 @@ _NOT_A_STRING = np.uint64(0x5555555555555555)
 _UNREAD = len(KINDS)
 
 
-def _allowed_phases() -> npt.NDArray[np.bool_]:
-    allowed = np.zeros((len(KINDS) + 1, 256), np.bool_)
-    for number, kind in enumerate(KINDS):
-        allowed[number, [ord(phase) for phase in _PHASES.get(kind, _USUAL_PHASES)]] = True
-    return allowed
-
-
-_ALLOWED = _allowed_phases()
-
-
-def is_read(kind: str | None, phase: str) -> bool:
-    """Whether events of this kind and phase (`ph`) are read."""
-    return kind is not None and phase in tuple(_PHASES.get(kind, _USUAL_PHASES))
+#: Whether events of a kind, by its position in `KINDS`, are read with a phase, by its character; never for `_UNREAD`.
+_ALLOWED = np.zeros((len(KINDS) + 1, 256), np.bool_)
+for _number, _kind in enumerate(KINDS):
+    _ALLOWED[_number, list(map(ord, PHASES[_kind]))] = True
 
 
 @dataclass
@@ -126,12 +121,13 @@ class _Reading:
         self.ends = np.cumsum(counts)
         self.starts = self.ends - counts
         self.events = self.events[: self.ends[-1]]
+        times = self._numbers(nanoseconds_at, json_text.nanoseconds)
         found: list[tuple[str, tuple[str, ...], Column]] = [
             ("phase", KINDS, (phases.take(self.events), None)),
-            ("begin_ns", KINDS, self._column(self._member("ts"), self._times)),
-            ("duration_ns", KINDS, self._column(self._member("dur"), self._times)),
-            ("process", KINDS, self._column(self._member("pid"), self._processes)),
-            ("thread", KINDS, self._column(self._member("tid"), self._ids)),
+            ("begin_ns", KINDS, self._column(self._member("ts"), times)),
+            ("duration_ns", KINDS, self._column(self._member("dur"), times)),
+            ("process", KINDS, self._column(self._member("pid"), self._numbers(whole_at, json_text.process_in))),
+            ("thread", KINDS, self._column(self._member("tid"), self._numbers(whole_at, json_text.number_in))),
             ("name", KINDS, self._column(self._member("name"), self._texts(self.reader.names))),
         ]
         self.place = np.full(len(kinds), -1, np.int64)  # of an event among those that are read
@@ -195,7 +191,8 @@ class _Reading:
         if not len(having):
             return None
         rows, places = rows.take(having), self.place.take(event.take(having))
-        read = self._texts(self.reader.texts[argument.column]) if argument.is_text else self._wholes
+        texts = self.reader.texts.get(argument.column)
+        read = self._numbers(whole_at, json_text.whole) if texts is None else self._texts(texts)
         values, known = read(rows)
         column = np.zeros(len(self.events), values.dtype)
         present = np.zeros(len(self.events), np.bool_)
@@ -216,30 +213,21 @@ class _Reading:
             present[places] = known
         return column, present
 
-    def _times(self, rows: Int64s) -> Column:
-        numbers = nanoseconds_at(self.text, self.words, self.scanned.keys.value.take(rows))
-        return self._completed(numbers, rows, json_text.nanoseconds)
-
-    def _wholes(self, rows: Int64s) -> Column:
-        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
-        return self._completed(numbers, rows, json_text.whole)
-
-    def _ids(self, rows: Int64s) -> Column:
-        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
-        return self._completed(numbers, rows, json_text.number_in)
-
-    def _processes(self, rows: Int64s) -> Column:
-        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
-        return self._completed(numbers, rows, json_text.process_in)
-
     def _texts(self, dictionary: Dictionary) -> Callable[[Int64s], Column]:
         return lambda rows: (self._text_codes(rows, dictionary), None)
 
+    def _numbers(
+        self, usual: Callable[[Bytes, Words, Int64s], Numbers], exact: Callable[[Any], int | None]
+    ) -> Callable[[Int64s], Column]:
+        """A reader of numbers that are written as `usual` reads them; of others one by one, from their JSON values."""
+        return lambda rows: self._completed(
+            usual(self.text, self.words, self.scanned.keys.value.take(rows)), rows, exact
+        )
+
     def _completed(self, numbers: Numbers, rows: Int64s, exact: Callable[[Any], int | None]) -> Column:
-        """Values and which are known, after reading the unusually written ones individually."""
-        if numbers.read.all():
-            return numbers.values, None
-        values, known = numbers.values, numbers.read.copy()
+        values, known = numbers
+        if known.all():
+            return values, None
         places = np.flatnonzero(~known)
         begins, ends, is_string = self._spans(rows.take(places))
         for place, begin, end, quoted in zip(

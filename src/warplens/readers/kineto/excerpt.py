@@ -6,6 +6,7 @@ other, and in blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from warplens.readers.kineto.document import BLOCK_BYTES, Source, last_boundary,
 from warplens.readers.kineto.events import EventReader
 from warplens.readers.kineto.scan import BOUNDARY
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, KINDS, PADDING
+from warplens.readers.opening import Input
 
 #: A sample: some hundred events, which array operations read in a millisecond.
 _SAMPLE_BYTES: Final = 2**16
@@ -39,40 +41,39 @@ _TABLES: Final = {
 }
 
 
-def text_bytes(path: Path, compression: str | None) -> int:
+def text_bytes(file: Input) -> int:
     """The size of a trace's text; of a compressed one an estimate by its begin."""
-    if compression is None:
-        return path.stat().st_size
-    source = Source(path, compression)
-    with path.open("rb") as file:
+    if file.compression is None:
+        return file.path.stat().st_size
+    source = Source(file.path, file.compression)
+    with file.path.open("rb") as packed:
         size = 0
-        for part in source.unpacked(file):
+        for part in source.unpacked(packed):
             size += len(part)
             if size >= BLOCK_BYTES:
                 break
     return size * source.packed_bytes // max(source.packed_read, 1)
 
 
-def rows_in(path: Path, compression: str | None) -> dict[str, int]:
+def rows_in(file: Input) -> dict[str, int]:
     """Estimate of the rows of each table of the trace."""
-    sampled = _sampled(path, compression, path.stat().st_mtime_ns)
-    rows: dict[str, int] = {}
+    sampled = _sampled(file.path, file.compression, file.path.stat().st_mtime_ns)
+    rows: Counter[str] = Counter()
     for kind, tables in _TABLES.items():
-        for table in tables:
-            rows[table] = rows.get(table, 0) + sampled.rows(kind)
+        rows.update(dict.fromkeys(tables, sampled.rows(kind)))
     return rows
 
 
-def excerpt_of(path: Path, known_as: Path, compression: str | None, share: float) -> Excerpt:
+def excerpt_of(file: Input, share: float) -> Excerpt:
     """The middle span of a trace that holds this share of its events, by GPU work, else by calls, else by operators.
 
     Raises:
         UnreadableInputError: no events were found.
     """
-    begins = _sampled(path, compression, path.stat().st_mtime_ns).begins
+    begins = _sampled(file.path, file.compression, file.path.stat().st_mtime_ns).begins
     kinds = (GPU_KINDS, ("call",), ("operator",), KINDS)
     found = ([part for kind in group for part in begins[kind]] for group in kinds)
-    return Excerpt.of((np.concatenate(parts) for parts in found if parts), share, known_as)
+    return Excerpt.of((np.concatenate(parts) for parts in found if parts), share, file.known_as)
 
 
 @lru_cache(maxsize=4)

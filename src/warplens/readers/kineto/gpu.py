@@ -194,20 +194,14 @@ def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl
     """
     if kernels["grid"].null_count() and calls["grid"].null_count() < calls.height:
         configured = calls.filter(pl.col("grid").is_not_null(), pl.col("correlation").is_not_null())
-        configured = configured.select("correlation", "grid", "block", "shared_bytes").unique(
-            "correlation", keep="first"
-        )
-        configured = configured.with_columns(pl.col("grid", "block").cast(pl.String))
+        configured = configured.select("correlation", pl.col("grid", "block").cast(pl.String))
+        configured = configured.unique("correlation", keep="first")
         is_single = kernels["correlation"].is_unique() & kernels["correlation"].is_not_null()
         of_call = kernels.select("correlation").join(configured, on="correlation", how="left", maintain_order="left")
-        of_kernel = kernels.select(pl.col("grid", "block").cast(pl.String), "shared_bytes")
+        of_kernel = kernels.select(pl.col("grid", "block").cast(pl.String))
         kernels = kernels.with_columns(
             encoded(of_kernel[name].zip_with(of_kernel[name].is_not_null() | ~is_single, of_call[name]))
             for name in ("grid", "block")
-        ).with_columns(
-            of_kernel["shared_bytes"].zip_with(
-                of_kernel["shared_bytes"].is_not_null() | ~is_single, of_call["shared_bytes"]
-            )
         )
     sizes: list[pl.Series] = []
     for prefix in ("grid", "block"):
@@ -221,7 +215,7 @@ def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl
     return kernels.with_columns(
         *sizes,
         registers_per_thread=pl.col("registers").pipe(int32),
-        # Kineto adds up static and dynamic shared memory; their parts are not recorded.
+        # Kineto adds up static and dynamic shared memory ("shared memory"); their parts are not recorded.
         static_shared_bytes=pl.lit(None, pl.Int32),
         dynamic_shared_bytes=pl.lit(None, pl.Int32),
     )

@@ -172,7 +172,7 @@ def each_event(file: Input, take: Callable[[dict[str, Any]], None]) -> Document:
 
     Numbers that Python would round are `orjson.Fragment`.
     """
-    document, events = walk(file.path, file.compression, lambda: _Events(file, take), threads=0, decoder=AS_WRITTEN)
+    document, events = walk(file, lambda: _Events(file, take), in_parallel=False, decoder=AS_WRITTEN)
     for event in events.odd:
         take(event)
     if not document.is_trace:

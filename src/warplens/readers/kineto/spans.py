@@ -5,9 +5,8 @@ Begins are matched with their ends; invalid and repeated events are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from warplens.profile.schema import encode_names, name_categories
 from warplens.readers.excerpts import Excerpt
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
-from warplens.readers.kineto.events import Column, EventColumns, EventReader, is_read
+from warplens.readers.kineto.events import PHASES, Column, EventColumns, EventReader
 from warplens.readers.kineto.values import (
     GPU_KINDS,
     GPU_TABLES,
@@ -29,6 +28,7 @@ from warplens.readers.kineto.values import (
     kind_of_category,
 )
 from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
+from warplens.readers.opening import Input
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,11 @@ class Recorded(Document):
     extent_ns: tuple[int, int] | None = None
 
 
-def read_events(
-    path: Path,
-    compression: str | None,
-    launch_configuration: bool,
-    progress: Callable[[int], None],
-    part: Part = WHOLE,
-) -> Recorded:
+def read_events(file: Input, launch_configuration: bool, part: Part = WHOLE) -> Recorded:
     """The content of a trace, or a part of it; see `walk`."""
-    document, frames = walk(path, compression, lambda: Frames(launch_configuration, part), progress)
+    document, frames = walk(
+        file, lambda: Frames(launch_configuration, part), lambda percent: file.tell(f"reading the events, {percent} %")
+    )
     events = frames.frames()
     if part.excerpt is not None:
         for kind in GPU_KINDS:
@@ -103,7 +99,7 @@ class Frames:
         """Take the columns of a piece; the rest of the piece can be freed."""
         for columns_by_kind, parts in ((piece.columns, self._columns), (self._odd_columns(piece.odd), self._odd)):
             for kind, columns in columns_by_kind.items():
-                parts[kind].append(columns if self._part is WHOLE else self._of_part(self._part, kind, columns))
+                parts[kind].append(columns if self._part is WHOLE else self._of_part(kind, columns))
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -119,7 +115,7 @@ class Frames:
         """
         return {kind: self._frame(kind) for kind in KINDS}
 
-    def _of_part(self, part: Part, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
+    def _of_part(self, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
         """The rows of the part; of an excerpt perhaps also GPU work that its calls did not issue."""
         begins, known = columns["begin_ns"]
         begins = begins.astype(np.int64)
@@ -140,12 +136,12 @@ class Frames:
             first, last = int(begins[starting].min()), int(ends[counted].max())
             extent = self.extent_ns or (first, last)
             self.extent_ns = min(first, extent[0]), max(last, extent[1])
-        if part.excerpt is not None:
+        if self._part.excerpt is not None:
             # Begins and ends are matched before rows of them are chosen, see `spans_of`.
-            sound &= part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends) | is_edge
-        elif kind in part.kinds:
+            sound &= self._part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends) | is_edge
+        elif kind in self._part.kinds:
             return columns
-        rows = np.flatnonzero(sound if kind in part.kinds else np.zeros_like(sound))
+        rows = np.flatnonzero(sound if kind in self._part.kinds else np.zeros_like(sound))
         return {
             name: (values.take(rows), None if known is None else known.take(rows))
             for name, (values, known) in columns.items()
@@ -154,24 +150,22 @@ class Frames:
     def _frame(self, kind: str) -> pl.DataFrame:
         parts = self._columns.pop(kind) + self._odd.pop(kind)
         heights = [len(part["phase"][0]) for part in parts]
-        kinds: list[tuple[str, Dictionary | None]] = [
-            (name, None) for name in ("phase", "begin_ns", "duration_ns", "process", "thread")
-        ]
-        kinds.append(("name", self._reader.names))
-        kinds += [(argument.column, self._reader.texts.get(argument.column)) for argument in arguments_of(kind)]
-        texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
+        arguments = arguments_of(kind)
+        members = ("phase", "begin_ns", "duration_ns", "process", "thread", "name")
+        names = [*members, *(argument.column for argument in arguments)]
+        texts = {"name", *(argument.column for argument in arguments if argument.is_text)}
+        dictionaries = {"name": self._reader.names, **self._reader.texts}
         columns: list[pl.Series] = []
         absent: list[pl.Expr] = []  # a column that no event has takes no memory as a literal
-        for name, dictionary in kinds:
+        for name in names:
             column_parts = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
             if columns and all(column is None for _, column in column_parts):
-                dtype = pl.Enum([]) if name in texts else pl.Int64
-                absent.append(pl.lit(None, dtype).alias(name))
+                absent.append(pl.lit(None, pl.Enum([]) if name in texts else pl.Int64).alias(name))
             elif name in texts:
-                columns.append(_texts(column_parts, dictionary or Dictionary(), inputs_only=name in LISTED).alias(name))
+                columns.append(_texts(column_parts, dictionaries[name], inputs_only=name in LISTED).alias(name))
             else:
-                columns.append(_numbers(column_parts, pl.UInt8 if name == "phase" else pl.Int64).alias(name))
-        return pl.DataFrame(columns).with_columns(absent).select(name for name, _ in kinds)
+                columns.append(_numbers(column_parts, np.uint8 if name == "phase" else np.int64).alias(name))
+        return pl.DataFrame(columns).with_columns(absent).select(names)
 
     def _odd_columns(self, events: Iterable[Any]) -> dict[str, dict[str, Column]]:
         """The columns of events that were read one by one."""
@@ -181,7 +175,7 @@ class Frames:
                 self._odd_categories.setdefault(str(event["cat"]))
             kind = kind_of_category(str(event.get("cat", ""))) if isinstance(event, dict) else None
             phase = str(event.get("ph", "X")) if isinstance(event, dict) else ""
-            if kind is not None and is_read(kind, phase):
+            if kind is not None and phase in PHASES[kind]:
                 rows.setdefault(kind, []).append(self._row(kind, phase, event))
         return {
             kind: {name: _column([row[name] for row in kind_rows], name) for name in kind_rows[0]}
@@ -234,10 +228,10 @@ def _concatenated(parts: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], np
     return values, known
 
 
-def _numbers(parts: _Parts, dtype: type[pl.DataType]) -> pl.Series:
-    values, known = _concatenated(parts, np.uint8 if dtype is pl.UInt8 else np.int64)
-    series = pl.Series(values, dtype=dtype)
-    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
+def _numbers(parts: _Parts, dtype: type[Any]) -> pl.Series:
+    values, known = _concatenated(parts, dtype)
+    series = pl.Series(values)
+    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=series.dtype))
 
 
 def _texts(parts: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from warplens.readers.kineto.gpu import (
 from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
 from warplens.readers.kineto.spans import WHOLE, WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
-from warplens.readers.opening import Asked
+from warplens.readers.opening import Asked, Input
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
@@ -234,13 +234,7 @@ _XLA_PROCESSES = (b'"/device:GPU:', b'"/device:TPU:', b'"/host:CPU"')
 _ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
 
 
-def read_kineto(
-    path: Path,
-    known_as: Path,
-    report: Callable[[str], None],
-    compression: str | None,
-    asked: Asked,
-) -> Trace:
+def read_kineto(file: Input, asked: Asked) -> Trace:
     """The trace in a Chrome trace of the PyTorch profiler.
 
     Times are relative to the trace's first event, in nanoseconds, exactly as recorded. Of an incomplete trace all
@@ -248,18 +242,12 @@ def read_kineto(
     """
     part = WORK_ALONE if asked.work_alone else WHOLE
     if asked.share < 1:
-        report(f"{known_as.name}: finding its middle")
-        part = Part(excerpt_of(path, known_as, compression, asked.share))
-    report(f"{known_as.name}: reading the events")
-    document = read_events(
-        path,
-        compression,
-        asked.launch_configuration,
-        lambda percent: report(f"{known_as.name}: reading the events, {percent} %"),
-        part,
-    )
-    _refuse_others(document, known_as)
-    report(f"{known_as.name}: putting the trace together")
+        file.tell("finding its middle")
+        part = Part(excerpt_of(file, asked.share))
+    file.tell("reading the events")
+    document = read_events(file, asked.launch_configuration, part)
+    _refuse_others(document, file.known_as)
+    file.tell("putting the trace together")
     spans = spans_of(document.frames, document.extent_ns, part.excerpt)
     tables, issued = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in GPU_TABLES]).unique().to_list()
@@ -268,7 +256,7 @@ def read_kineto(
     rank, world_size = placement_of(document.header) if not issued.shared else (None, None)
     version = document.header.get("schemaVersion")
     capture = Capture(
-        source=known_as.name,
+        source=file.known_as.name,
         format="kineto-json",
         recorder=replace(KINETO, counters="rocprof-compute") if rocm else KINETO,
         schema_version=str(version) if isinstance(version, int) else None,

@@ -30,9 +30,6 @@ class NcuReport(Reader[KernelCounters]):
 
     kinds = frozenset({Kind.NCU_REP})
 
-    def sniff(self, head: bytes) -> bool:
-        return kind_of_bytes(head) is Kind.NCU_REP
-
     def read(self, file: Input, asked: Asked) -> KernelCounters:
         from warplens.readers.ncu.report import read_ncu_rep
 
@@ -41,7 +38,7 @@ class NcuReport(Reader[KernelCounters]):
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.ncu.scrub import copy_ncu_rep
 
-        return copy_ncu_rep(file.path, file.known_as, copy)
+        return copy_ncu_rep(file, copy)
 
 
 class NcuCsv(Reader[KernelCounters]):
@@ -64,4 +61,4 @@ class NcuCsv(Reader[KernelCounters]):
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.ncu.scrub import copy_ncu_csv
 
-        return copy_ncu_csv(file.path, file.known_as, copy)
+        return copy_ncu_csv(file, copy)

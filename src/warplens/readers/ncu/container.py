@@ -31,8 +31,7 @@ VERSION = 7
 COPY_AGAIN = "Copy or download the report again, or record it again"
 _EXPORT = "ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 
-#: Fields of a block header with the number of results of each kind, in the order of the results.
-RESULT_COUNTS = {"kernel": 2, "range": 7, "cmdlist": 8, "graph": 9}
+#: Fields of a block header besides the numbers of results (`FIELDS`).
 _SOURCE_COUNT = 1
 _PAYLOAD_SIZE = 5
 
@@ -117,8 +116,8 @@ class Container:
             pass
         results = [
             Result(kind, start, end)
-            for kind, number in RESULT_COUNTS.items()
-            for start, end in self._take(header.integer(number) or 0, least=_LEAST_RESULT_BYTES)
+            for kind, fields in FIELDS.items()
+            for start, end in self._take(header.integer(fields.count) or 0, least=_LEAST_RESULT_BYTES)
         ]
         unknown = 0
         if self.stopped_at is None and payload_end > self._at:
@@ -182,14 +181,13 @@ def content_of(path: Path, known_as: Path) -> Iterator[Data]:
 #
 # The field numbers are those of the message descriptions that NVIDIA ships with Nsight Compute (`extras/FileFormat`).
 
-#: Field with the metrics, by kind of result.
-METRICS: Mapping[str, int] = {"kernel": 13, "range": 4, "cmdlist": 4, "graph": 4}
-
 
 @dataclass(frozen=True)
-class _Numbers:
-    """Field numbers of common facts in a kind of result; 0 if it has none."""
+class Fields:
+    """Field numbers of a kind of result; 0 if it has no such field."""
 
+    count: int  #: in a block header: the number of such results
+    metrics: int = 4
     thread: int = 1
     context: int = 11
     stream: int = 12
@@ -200,11 +198,12 @@ class _Numbers:
     rules: int = 0
 
 
-_NUMBERS: Mapping[str, _Numbers] = {
-    "kernel": _Numbers(context=22, stream=23, sections=17, unsupported=20, nvtx=21, clocks=25, rules=19),
-    "range": _Numbers(stream=0, clocks=12),
-    "cmdlist": _Numbers(rules=21),
-    "graph": _Numbers(),
+#: By kind, in the order of the results in a block.
+FIELDS: Mapping[str, Fields] = {
+    "kernel": Fields(2, metrics=13, context=22, stream=23, sections=17, unsupported=20, nvtx=21, clocks=25, rules=19),
+    "range": Fields(7, stream=0, clocks=12),
+    "cmdlist": Fields(8, rules=21),
+    "graph": Fields(9),
 }
 
 _MAX_INT32 = 2**31 - 1
@@ -227,7 +226,7 @@ class Launch(NamedTuple):
 
 def launch_of(kind: str, result: Message) -> Launch | None:
     """The facts about one result; None if it lacks the name that every profiled kernel has."""
-    numbers = _NUMBERS[kind]
+    fields = FIELDS[kind]
     short, full = kind, kind
     sizes: tuple[int | None, ...] = (None,) * 6
     if kind == "kernel":
@@ -238,18 +237,18 @@ def launch_of(kind: str, result: Message) -> Launch | None:
         sizes = (*_xyz(result.message(10)), *_xyz(result.message(11)))
     elif kind == "cmdlist":
         short = full = result.text(18) or kind
-    state = result.message(numbers.nvtx)
-    clocks = result.message(numbers.clocks)
+    state = result.message(fields.nvtx)
+    clocks = result.message(fields.clocks)
     return Launch(
         name=short,
         full_name=full,
-        context=_at_most(_MAX_INT64, result.integer(numbers.context)),
-        stream=_at_most(_MAX_INT64, result.integer(numbers.stream)),
+        context=_at_most(_MAX_INT64, result.integer(fields.context)),
+        stream=_at_most(_MAX_INT64, result.integer(fields.stream)),
         sizes=sizes,
-        nvtx=None if state is None else _open_ranges(state, result.integer(numbers.thread)),
-        sections=tuple(section.text(1) or "" for section in result.messages(numbers.sections)),
+        nvtx=None if state is None else _open_ranges(state, result.integer(fields.thread)),
+        sections=tuple(section.text(1) or "" for section in result.messages(fields.sections)),
         clocks=None if clocks is None else (bool(clocks.integer(1)), bool(clocks.integer(2))),
-        unsupported=bool(result.integer(numbers.unsupported)),
+        unsupported=bool(result.integer(fields.unsupported)),
     )
 
 
@@ -300,7 +299,7 @@ def rules_of(kind: str, result: Message) -> Iterator[Rule]:
 
     A rule without a finding has no row, one with three findings has three.
     """
-    number = _NUMBERS[kind].rules
+    number = FIELDS[kind].rules
     for rule in result.messages(number) if number else ():
         body = rule.message(3)
         for item in body.messages(1) if body else ():

@@ -37,12 +37,7 @@ COLUMNS = frozenset((
 
 _PERSONAL = frozenset(("Process Name", "Host Name"))
 
-_NUMBERS = (
-    ("device", "Device", pl.Int32),
-    ("context", "Context", pl.Int64),
-    ("stream", "Stream", pl.Int64),
-    ("process", "Process ID", pl.Int32),
-)
+_NUMBERS = {"device": "Device", "context": "Context", "stream": "Stream", "process": "Process ID"}
 
 _KINDS = ("range", "graph", "cmdlist")
 
@@ -80,12 +75,12 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     short = {name: short_name(name) for name in dict.fromkeys(names)}
     columns: dict[str, Any] = {
         "launch": pl.Series(range(count), dtype=pl.Int64),
-        "kind": pl.Series([name if name in _KINDS else "kernel" for name in names], dtype=pl.Enum(["kernel", *_KINDS])),
+        "kind": pl.Series([name if name in _KINDS else "kernel" for name in names], dtype=LAUNCHES.schema["kind"]),
         "name": encoded("name", [short[name] for name in names]),
         "full_name": encoded("full_name", names),
     }
-    for column_name, printed, dtype in _NUMBERS:
-        columns[column_name] = column(printed).cast(dtype, strict=False)
+    for column_name, printed in _NUMBERS.items():
+        columns[column_name] = column(printed).cast(LAUNCHES.schema[column_name], strict=False)
     # For a graph, ncu prints the sizes of one of its kernels.
     of_kernels = columns["kind"].cast(pl.String) == "kernel"
     for column_name, printed in (("grid", "Grid Size"), ("block", "Block Size")):
@@ -94,8 +89,7 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     # Ranges of the process come after those of the thread in a row, but were usually opened before them.
     ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
     columns["nvtx"] = pl.Series(ranges if states else [None] * count, dtype=pl.List(pl.String))
-    kind = pl.col("kind").cast(pl.String).cast(LAUNCHES.schema["kind"])
-    return LAUNCHES.checked(pl.DataFrame(columns).with_columns(kind))
+    return LAUNCHES.checked(pl.DataFrame(columns))
 
 
 def _sizes(name: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
@@ -152,7 +146,7 @@ class _Reading:
 
     def __init__(self, path: Path, known_as: Path, metrics: Collection[str] | None, decimal_comma: bool) -> None:
         self._known_as = known_as
-        self._asked = metrics
+        self._asked = None if metrics is None else frozenset(metrics)
         self._table = Table(path, known_as)
         self._cells = Cells(None if metrics is None else {*metrics, *DEVICE_ATTRIBUTES}, decimal_comma)
         self._facts: list[str] = []
@@ -170,7 +164,7 @@ class _Reading:
         launches = launch_table(self._facts, self._launches)
         devices = self._devices(values, launches)
         if self._asked is not None:
-            values = values.select([name for name in values.columns if name in set(self._asked)])
+            values = values.select([name for name in values.columns if name in self._asked])
         capture = Capture(
             source=self._known_as.name,
             format="ncu-csv",

@@ -243,90 +243,90 @@ _AGAIN = "Run it again, or give the .ncu-rep file"
 
 @dataclass(frozen=True)
 class _Class:
-    """A class of messages: code of its note, pattern, problem, remedy."""
+    """A class of messages."""
 
-    code: str
-    pattern: re.Pattern[str]
+    code: str  #: of its note
+    pattern: str
     found: str
     remedy: str
 
-
-def _class(code: str, pattern: str, found: str, remedy: str) -> _Class:
-    return _Class(code, re.compile(pattern, re.IGNORECASE), found, remedy)
+    def includes(self, text: str) -> bool:
+        """Whether a message belongs to it."""
+        return re.search(self.pattern, text, re.IGNORECASE) is not None
 
 
 #: Classes of errors, the more specific first: for several lines about one failure the first class is reported.
 _ERRORS = (
-    _class(
+    _Class(
         "no-counter-permission",
         r"ERR_NVGPUCTRPERM|permission to (access|profile)",
         "the user may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
         "Run ncu as root, start the container with --cap-add=SYS_ADMIN, or have the machine's administrator set the "
         "NVIDIA driver option NVreg_RestrictProfilingToAdminUsers=0",
     ),
-    _class(
+    _Class(
         "driver-resource",
         r"driver resource|DCGM|resource (was |is )?unavailable",
         "another tool was using the GPU's performance counters",
         "Pause it while profiling (DCGM: dcgmi profile --pause), or end other profilers",
     ),
-    _class(
+    _Class(
         "no-such-section",
         r"did not match any (section|set|metric|rule)|list-(sections|sets|rules)",
         "an option named a section, set or rule that this ncu does not have",
         "List them with ncu --list-sections; a pattern needs the prefix regex:, as in --section 'regex:SpeedOfLight.*'",
     ),
-    _class(
+    _Class(
         "no-such-metric",
         r"(failed to find|could not find|unable to find|invalid|unknown) metrics?\b|metrics? .*not (found|available)",
         "an option named a metric that this GPU does not have",
         "List them with ncu --query-metrics --query-metrics-mode suffix --metrics NAME",
     ),
-    _class(
+    _Class(
         "bad-option",
         r"unrecogni[sz]ed option|option '.*' (is|cannot|requires)|the argument .* is invalid|ambiguous",
         "ncu did not accept its options",
         "Compare them with ncu --help",
     ),
-    _class(
+    _Class(
         "unsupported-gpu",
         r"(device|gpu|profiling|driver).{0,40}not (supported|compatible)|unsupported (gpu|device)"
         r"|failed to load .*modules",
         "this ncu does not support the GPU or its driver",
         "Use the newest Nsight Compute",
     ),
-    _class(
+    _Class(
         "lock-file",
         r"lock ?file|InterprocessLock",
         "ncu could not open the lock file that keeps two of it apart",
         "Remove the lock file of another user, or set TMPDIR to a folder of your own",
     ),
-    _class(
+    _Class(
         "clock-control",
         r"lock .*clock",
         "ncu could not lock the GPU's clocks",
         "Add --clock-control none",
     ),
-    _class(
+    _Class(
         "out-of-memory",
         r"out of memory|OutOfMemory",
         "memory ran out",
         "Profile fewer kernels, or use --replay-mode application",
     ),
-    _class(
+    _Class(
         "no-such-program",
         r"(does not exist|no such file|not found|could not (be )?(found|launch)|failed to (launch|start))",
         "the program could not be started",
         "Check the command after ncu's options; a script needs its interpreter: ncu … python script.py",
     ),
-    _class("output-exists", r"already exists|force-overwrite", "the output file existed", "Add --force-overwrite"),
-    _class(
+    _Class("output-exists", r"already exists|force-overwrite", "the output file existed", "Add --force-overwrite"),
+    _Class(
         "program-failed",
         r"returned an error code|application .*(crash|error|terminated)|LaunchFailed|launch failed|terminated before",
         "the profiled program failed",
         "Make it run without ncu first",
     ),
-    _class(
+    _Class(
         "profiling-failed",
         r"failed to (profile|prepare)|unknown error on device|error was reported by the driver",
         "ncu failed to profile a kernel",
@@ -334,7 +334,7 @@ _ERRORS = (
     ),
 )
 
-_NO_KERNELS = _class(
+_NO_KERNELS = _Class(
     "no-launches",
     r"no kernels were profiled",
     "the run profiled no kernel",
@@ -344,25 +344,25 @@ _NO_KERNELS = _class(
 
 _WARNINGS = (
     _NO_KERNELS,
-    _class(
+    _Class(
         "unsupported-gpu",
         r"failed to detect compute capability|not (fully )?supported|outdated",
         "The ncu that wrote this did not know the GPU: values may be wrong, and units missing",
         "Export or record again with the newest Nsight Compute",
     ),
-    _class(
+    _Class(
         "metrics-unavailable",
         r"unable to access the following|metrics? .*(not (available|found)|unavailable)",
         "Some metrics could not be collected on this GPU",
         "They are missing here; others of the same section may still answer",
     ),
-    _class(
+    _Class(
         "clocks-not-locked",
         r"clock",
         "ncu could not lock the clocks, so that times and rates vary with the clock",
         "Compare cycles rather than times",
     ),
-    _class(
+    _Class(
         "memory-saved",
         r"back(ing|ed) up device memory|replay might be slow",
         "Memory was saved and restored between passes, which slows the recording down, not the measured kernels",
@@ -397,7 +397,7 @@ class Messages:
         level, text = parts[1], parts[2][:_CLASSIFIED_CHARACTERS]
         if level == "ERROR":
             self._errors[_first(_ERRORS, text)] += 1
-        elif level == "WARNING" or _NO_KERNELS.pattern.search(text):
+        elif level == "WARNING" or _NO_KERNELS.includes(text):
             self._warnings[_first(_WARNINGS, text)] += 1
         return True
 
@@ -439,4 +439,4 @@ class Messages:
 
 
 def _first(classes: tuple[_Class, ...], text: str) -> _Class | None:
-    return next((kind for kind in classes if kind.pattern.search(text)), None)
+    return next((kind for kind in classes if kind.includes(text)), None)

@@ -49,17 +49,12 @@ LONGEST_FIELD = 1 << 24
 _BOMS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
 
-def decoded_head(head: bytes) -> str:
-    """The first bytes of a file as text."""
-    return head.decode(encoding_of(head), "replace")
-
-
 def looks_like_ncu_csv(head: bytes) -> bool:
     """Whether a file that begins with these bytes is a CSV export of Nsight Compute, or the messages of a run of it.
 
     The more bytes are given, the longer the output of the profiled program before the table may be.
     """
-    lines = decoded_head(head).splitlines()
+    lines = head.decode(encoding_of(head), "replace").splitlines()
     first = next((line for line in lines if line.strip()), "")
     begins = any(pattern.match(first) for pattern in (_OWN_LINE, _SUMMARY, _PROCESS))
     return begins or any(HEADER.match(line) for line in lines)
@@ -68,6 +63,19 @@ def looks_like_ncu_csv(head: bytes) -> bool:
 def encoding_of(head: bytes) -> str:
     """The encoding of a file with this begin, by its byte order mark."""
     return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
+
+
+def is_units(row: Sequence[str]) -> bool:
+    """Whether a row may hold the units: the columns that identify the launch are empty."""
+    return len(row) > len(HEADER_START) and not any(row[:3])
+
+
+def text_of(path: Path) -> TextIO:
+    """The text of an export, opened in its encoding, of which the csv module may now read `LONGEST_FIELD`."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
+    with path.open("rb") as file:
+        encoding = encoding_of(file.read(4))
+    return path.open(encoding=encoding, errors="replace", newline="")
 
 
 class Table:
@@ -90,12 +98,8 @@ class Table:
 
     def records(self) -> Iterator[list[str]]:
         """The header, then every row, as its fields; a repeated header is returned again."""
-        if csv.field_size_limit() < LONGEST_FIELD:
-            csv.field_size_limit(LONGEST_FIELD)
         try:
-            with self._path.open("rb") as file:
-                encoding = encoding_of(file.read(4))
-            with self._path.open(encoding=encoding, errors="replace", newline="") as text:
+            with text_of(self._path) as text:
                 yield from self._rows(text)
         except (OSError, UnicodeError, csv.Error) as error:
             found = f"the table cannot be read ({type(error).__name__})"
@@ -119,7 +123,7 @@ class Table:
                 if tuple(row[:2]) == HEADER_START:
                     width = 0
                     yield row
-                elif width == 0 and self._is_units(row):
+                elif width == 0 and is_units(row):
                     yield row
                 elif any(row) and not self.messages.take(delimiter.join(row)):
                     self.passed_over += 1
@@ -134,11 +138,6 @@ class Table:
             )
             if not self.cut:
                 yield pending
-
-    @staticmethod
-    def _is_units(row: list[str]) -> bool:
-        """Whether a row may hold the units: the columns that identify the launch are empty."""
-        return len(row) > len(HEADER_START) and not any(row[:3])
 
     def _header(self, text: TextIO) -> tuple[str, str]:
         begins, is_printed = "", False

@@ -22,7 +22,7 @@ from warplens.profile.schema import encode_names
 from warplens.profile.trace import LAUNCH_SIZE, worst_first
 from warplens.readers.ncu import NCU
 from warplens.readers.ncu.container import (
-    METRICS,
+    FIELDS,
     VERSION,
     Block,
     Container,
@@ -183,7 +183,7 @@ class _Reading:
     def __init__(self, data: Data, known_as: Path, metrics: Collection[str] | None, instances: Collection[str]) -> None:
         self._data = data
         self._known_as = known_as
-        self._asked = metrics
+        self._asked = None if metrics is None else frozenset(metrics)
         needed = None if metrics is None else {*metrics, *_DEVICE_IDS, *DEVICE_ATTRIBUTES}
         self._container = Container(data, known_as)
         self._columns = MetricColumns(data, needed, instances)
@@ -223,7 +223,7 @@ class _Reading:
         return number if number is not None and number <= _MAX_INT32 else None
 
     def _take(self, result: Result, process: int | None) -> None:
-        message = Message(self._data, result.start, result.end, gather=METRICS[result.kind])
+        message = Message(self._data, result.start, result.end, gather=FIELDS[result.kind].metrics)
         launch = launch_of(result.kind, message)
         if launch is None:
             raise WireError(f"the result at byte {result.start} does not name its kernel")
@@ -243,7 +243,7 @@ class _Reading:
         ordinals = _ordinals(metrics, len(self._launches))
         devices = self._devices(metrics, ordinals)
         if self._asked is not None:
-            metrics = metrics.select([name for name in metrics.columns if name in set(self._asked)])
+            metrics = metrics.select([name for name in metrics.columns if name in self._asked])
         clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
         sections = dict.fromkeys(section for launch in self._launches for section in launch.sections if section)
         capture = Capture(

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu.container import COPY_AGAIN, MAGIC, RESULT_COUNTS, Block, Container, content_of
-from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
+from warplens.readers.ncu.container import COPY_AGAIN, FIELDS, MAGIC, Block, Container, content_of
+from warplens.readers.ncu.csv_text import HEADER, HEADER_START, is_units, text_of
+from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
 from warplens.wire import BYTES, Data, Message, WireError, fields_of, scalar, varint
@@ -29,6 +30,7 @@ from warplens.wire import message as bytes_field
 
 #: Fields of a block's header.
 _SOURCES, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 3, 4, 5, 6
+_RESULT_COUNTS = frozenset(fields.count for fields in FIELDS.values())
 
 #: The treatment of a field: kept, rewritten as text, or a message with its own plan. Others are left out.
 _Plan = Mapping[int, "str | _Plan"]
@@ -82,16 +84,16 @@ _COMMAND_LINE = 11
 _COMPUTER, _ADDRESSES, _ENVIRONMENT = 5, 7, 4
 
 
-def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
+def copy_ncu_rep(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
-    with content_of(source, known_as) as data:
-        secrets = _secrets_of(data, known_as)
-        copy = _Copy(data, known_as, Cleaner(secrets))
+    with content_of(source.path, source.known_as) as data:
+        secrets = _secrets_of(data, source.known_as)
+        copy = _Copy(data, source.known_as, Cleaner(secrets))
         with partial.open("wb") as file:
             for piece in copy.pieces():
                 file.write(piece)
     texts = copy.cleaner.results()
-    search_copy(partial, secrets, known_as, texts, texts, "a value of the environment or the command line")
+    search_copy(partial, secrets, source.known_as, texts, texts, "a value of the environment or the command line")
     return Removed.of(copy.cleaner, ("messages", "fields of others"), copy.left_messages, copy.left_fields)
 
 
@@ -190,7 +192,7 @@ class _Copy:
                 fields.append(scalar(_PAYLOAD, following))
             elif number == _SOURCES:
                 self.left_messages["sources"] += varint(value, 0)[0] if value else 0
-            elif number == _STRINGS or number in RESULT_COUNTS.values():
+            elif number == _STRINGS or number in _RESULT_COUNTS:
                 fields.append(encoded)
             else:
                 self.left_fields["header"] += 1
@@ -245,18 +247,17 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*[/\\][^()]*\)")
 _NUMBER = re.compile(r"[-+(]?[\d.,]*\d\)?%?(?:e[-+]?\d+)?|", re.IGNORECASE)
 
 
-def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
+def copy_ncu_csv(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
     left_columns, left_lines = Counter[str](), Counter[str]()
     try:
-        for names, cells, _ in _rows(source):
+        for names, cells, _ in _rows(source.path):
             _search_row(secrets, names or (), cells)
         cleaner = Cleaner(secrets)
         with partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
-            for names, cells, line in _rows(source):
+            for names, cells, line in _rows(source.path):
                 if names is not None:
                     columns = [*names, *[""] * len(cells)]
                     left_columns.update(
@@ -270,18 +271,16 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
                     left_lines["line"] += bool(line.strip())
     except (csv.Error, OSError, UnicodeError) as error:
         found = f"the table cannot be read ({type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Export it again from the .ncu-rep file") from None
+        raise UnreadableInputError(source.known_as, found, "Export it again from the .ncu-rep file") from None
     rewritten, texts = cleaner.results("line", "cell"), cleaner.results()
-    search_copy(partial, secrets, known_as, rewritten, texts, "the name of a program or a host")
+    search_copy(partial, secrets, source.known_as, rewritten, texts, "the name of a program or a host")
     return Removed.of(cleaner, ("cells of columns", "other lines"), +left_columns, +left_lines)
 
 
 def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
     """Every row: the names of its columns (empty for a header; None outside of the table), its cells, and its text."""
-    with source.open("rb") as file:
-        encoding = encoding_of(file.read(4))
     header: list[str] = []
-    with source.open(encoding=encoding, errors="replace", newline="") as text:
+    with text_of(source) as text:
         for line in text:
             if (header_match := HEADER.match(line)) is not None:
                 break
@@ -290,11 +289,10 @@ def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
             return
         plain = (line_text.replace("\0", "") for line_text in chain([line], text))
         for row in csv.reader(plain, delimiter=header_match[1]):
-            units = len(row) > len(HEADER_START) and not any(row[:3])
             if tuple(row[:2]) == HEADER_START:
                 header = [name.strip() for name in row]
                 yield [], row, ""
-            elif header and row and (row[0].isdigit() or units):
+            elif header and row and (row[0].isdigit() or is_units(row)):
                 yield header, row, ""
             else:
                 yield None, row, header_match[1].join(row)

@@ -11,13 +11,14 @@ copy without what identifies people and machines.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices, kind_of_bytes
+from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -43,36 +44,32 @@ class NsysExport(Reader[Trace]):
 
     def sniff(self, head: bytes) -> bool:
         # The schema is on the first pages, and the table of strings is the first that nsys creates.
-        return kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
+        return super().sniff(head) and b"StringIds" in head
 
     def read(self, file: Input, asked: Asked) -> Trace:
         from warplens.readers.nsys.conversion import with_note_on_age
         from warplens.readers.nsys.export import read_nsys_sqlite
 
-        trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration, asked.share)
-        return with_note_on_age(trace, file.known_as)
+        return with_note_on_age(read_nsys_sqlite(file, asked), file.known_as)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.slices import rows_in
 
         return rows_in(file.path)
 
-    def slices(self, file: Input) -> Slices:
-        from warplens.readers.nsys.slices import Slices as ExportSlices
+    def slices(self, file: Input) -> AbstractContextManager[Slices]:
+        from warplens.readers.nsys.slices import sliced
 
-        return ExportSlices(file.path, file.known_as)
+        return sliced(file)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.nsys.scrub import copy_nsys
 
-        return copy_nsys(file.path, file.known_as, copy)
+        return copy_nsys(file, copy)
 
 
 class NsysFolder(Reader[Trace]):
     """The export as a folder with one file per table (`nsys export --type parquetdir` or `arrowdir`)."""
-
-    def sniff(self, head: bytes) -> bool:
-        return False
 
     def takes(self, folder: Path) -> bool:
         # Every export has the table of strings.
@@ -81,7 +78,7 @@ class NsysFolder(Reader[Trace]):
     def read(self, file: Input, asked: Asked) -> Trace:
         from warplens.readers.nsys.folder import read_folder
 
-        return read_folder(file.path, file.progress, asked.launch_configuration)
+        return read_folder(file, asked)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         raise UnreadableInputError(file.known_as, "a folder of tables is not copied", EXPORT_ADVICE)
@@ -92,25 +89,21 @@ class NsysReport(Reader[Trace]):
 
     kinds = frozenset({Kind.NSYS_REP})
 
-    def sniff(self, head: bytes) -> bool:
-        return kind_of_bytes(head) is Kind.NSYS_REP
-
     def read(self, file: Input, asked: Asked) -> Trace:
         from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 
-        trace = read_nsys_rep(file.path, file.known_as, file.progress, asked)
-        return with_note_on_age(trace, file.known_as)
+        return with_note_on_age(read_nsys_rep(file, asked), file.known_as)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.report import rows_in
 
-        return rows_in(file.path, file.known_as, memory)
+        return rows_in(file, memory)
 
     def original(self, file: Input, folder: Path) -> Input:
         from warplens.readers.nsys.conversion import convert
 
         export = folder / "export.sqlite"
-        convert(file.path, file.known_as, export, file.progress)
+        convert(file, export)
         return replace(file, path=export)
 
     def scrub(self, file: Input, copy: Path) -> Removed:

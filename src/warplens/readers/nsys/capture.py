@@ -35,15 +35,20 @@ class Session:
 
 def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
     """Read what the export says about its session."""
-    meta = _settings(file, "META_DATA_EXPORT") | _settings(file, "EXPORT_META_DATA")
+    versions = "name IN ('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"
+    meta = dict(_settings(file, "META_DATA_EXPORT", versions) + _settings(file, "EXPORT_META_DATA", versions))
+    traced = _settings(file, "META_DATA_CAPTURE", "name LIKE 'PROCESS_%:COLLECT_CUDA_TRACE'")
+    # The kernel release of WSL ends in "-microsoft-standard-WSL2".
+    releases = _settings(file, "TARGET_INFO_SYSTEM_ENV", "name = 'SoftwareReleaseVersion'")
+    warnings = _warnings(file, cuda_processes)
     return Session(
         tool_version=_version(meta.get("EXPORT_PRODUCT_VERSION")),
         schema_version=_version(meta.get("EXPORT_SCHEMA_VERSION")),
         duration_ns=_duration(file),
-        cuda_requested=_cuda_requested(file),
-        is_wsl=_is_wsl(file),
-        reports_lost_events=_warns(file, LOST_EVENTS, cuda_processes),
-        may_lack_events=_warns(file, MAY_LACK_EVENTS, cuda_processes),
+        cuda_requested=any(answer.strip().lower() == "true" for _, answer in traced) if traced else None,
+        is_wsl=any("microsoft" in release.lower() for _, release in releases),
+        reports_lost_events=any(map(LOST_EVENTS.search, warnings)),
+        may_lack_events=any(map(MAY_LACK_EVENTS.search, warnings)),
     )
 
 
@@ -51,11 +56,12 @@ def _has(file: Tables, table: str, *columns: str) -> bool:
     return set(columns) <= set(file.tables.get(table, ()))
 
 
-def _settings(file: Tables, table: str) -> dict[str, str]:
+def _settings(file: Tables, table: str, condition: str) -> list[tuple[str, str]]:
+    """Name and value of the settings in a table that fulfil an SQL condition."""
     if not _has(file, table, "name", "value"):
-        return {}
-    query = f"SELECT name, value FROM {table} WHERE name IN ('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"  # noqa: S608
-    return {_text(name): _text(value) for name, value in file.rows(query)}
+        return []
+    rows = file.rows(f"SELECT name, value FROM {table} WHERE {condition}")  # noqa: S608
+    return [(_text(name), _text(value)) for name, value in rows]
 
 
 def _text(value: object) -> str:
@@ -74,22 +80,6 @@ def _duration(file: Tables) -> int | None:
     return max(durations, default=None)
 
 
-def _cuda_requested(file: Tables) -> bool | None:
-    if not _has(file, "META_DATA_CAPTURE", "name", "value"):
-        return None
-    query = "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_%:COLLECT_CUDA_TRACE'"
-    answers = [_text(value).strip().lower() for (value,) in file.rows(query)]
-    return "true" in answers if answers else None
-
-
-def _is_wsl(file: Tables) -> bool:
-    if not _has(file, "TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        return False
-    # The kernel release of WSL ends in "-microsoft-standard-WSL2".
-    query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'"
-    return any("microsoft" in _text(value).lower() for (value,) in file.rows(query))
-
-
 #: Message that nsys writes whenever a recording ends before the program, whether events were lost or not.
 MAY_LACK_EVENTS = lazy_pattern(r"not all CUDA events might have been collected", re.IGNORECASE)
 
@@ -101,17 +91,17 @@ LOST_EVENTS = lazy_pattern(
 )
 
 
-def _warns(file: Tables, pattern: re.Pattern[str], cuda_processes: frozenset[int]) -> bool:
-    """Whether a warning or error of nsys about one of these processes matches the pattern."""
+def _warnings(file: Tables, cuda_processes: frozenset[int]) -> list[str]:
+    """The warnings and errors of nsys about one of these processes, or about none."""
     if not _has(file, "DIAGNOSTIC_EVENT", "severity", "text"):
-        return False
+        return []
     process = "globalPid" if _has(file, "DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     query = f"SELECT text, {process} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)"  # noqa: S608  # warnings, errors
-    return any(
-        pattern.search(_text(text))
+    return [
+        _text(text)
         for text, global_pid in file.rows(query)
         if not isinstance(global_pid, int) or global_pid == 0 or (global_pid >> 24) & 0xFFFFFF in cuda_processes
-    )
+    ]
 
 
 #: Columns of TARGET_INFO_GPU (from 2022 on) by field of `Device`.

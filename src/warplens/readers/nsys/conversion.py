@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from warplens.errors import UnreadableInputError
 from warplens.patterns import lazy_pattern
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers.limits import CACHE_BYTES
-from warplens.readers.opening import Asked
+from warplens.readers.opening import EXPORT, Asked, Input
 
-_EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
 
 #: Where NVIDIA's installers put nsys, searched in addition to the PATH.
@@ -63,40 +62,44 @@ class Nsys:
         return ".".join(map(str, self.version))
 
 
-def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path:
+def converted(file: Input) -> Path:
     """The SQLite export of a report, from the cache or made now."""
-    nsys = _needed_nsys(path, known_as)
-    target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}{_KEPT}"
+    nsys = _needed_nsys(file)
+    target = _cache_folder(file.known_as) / f"{_content_hash(file.path)}-nsys-{nsys.version_text}{_KEPT}"
     if target.is_file():
-        report(f"{known_as.name}: using its conversion from the cache")
+        file.tell("using its conversion from the cache")
         target.touch()
         return target
     with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as folder:
         from warplens.readers.nsys.scrub import keep_needed
 
         fresh, kept = Path(folder, "export.sqlite"), Path(folder, "kept.sqlite")
-        convert(path, known_as, fresh, report)
+        convert(file, fresh)
         kept.touch(0o600)
-        keep_needed(fresh, known_as, kept)
+        keep_needed(replace(file, path=fresh), kept)
         kept.replace(target)  # atomic: other processes see the complete file or none
     _prune(target)
     return target
 
 
-def convert(path: Path, known_as: Path, target: Path, report: Callable[[str], None]) -> None:
+def convert(file: Input, target: Path) -> None:
     """Make the full SQLite export of a report, including everything about people and machines."""
-    nsys = _needed_nsys(path, known_as)
-    report(f"{known_as.name}: converting with nsys {nsys.version_text}")
-    failure_output = _export(nsys, path, target, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
+    nsys = _needed_nsys(file)
+    file.tell(f"converting with nsys {nsys.version_text}")
+    failure_output = _export(nsys, file, target)
     if failure_output is not None or not target.is_file():
-        raise _failed(known_as, nsys, _version_in(path) or _version_in_output(failure_output or ""))
+        raise _failed(file.known_as, nsys, _version_in(file.path) or _version_in_output(failure_output or ""))
     target.chmod(0o600)
 
 
-def _needed_nsys(path: Path, known_as: Path) -> Nsys:
+def _needed_nsys(file: Input) -> Nsys:
     nsys = find_nsys()
     if nsys is None:
-        raise _no_nsys(known_as, _version_in(path))
+        recorded_with = _version_in(file.path)
+        advice = f'Where nsys is installed: {EXPORT} "{file.known_as.name}"; then give profile.sqlite'
+        version = f" of nsys {recorded_with}" if recorded_with else ""
+        found = f"a report{version}, which needs an installed nsys to be converted, and none was found"
+        raise UnreadableInputError(file.known_as, found, _export_beside(file.known_as) or advice)
     return nsys
 
 
@@ -213,12 +216,12 @@ def _version_in_output(output: str) -> str | None:
     return match[1] if match else None
 
 
-def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> str | None:
+def _export(nsys: Nsys, file: Input, target: Path) -> str | None:
     """Run the export. None on success, else the last part of the output.
 
     nsys draws a progress bar with a percentage on its error stream, repeatedly on one line.
     """
-    command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
+    command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(file.path.resolve())]
     try:
         process = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=target.parent
@@ -236,18 +239,11 @@ def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None
                 percents = _PERCENT.findall(text)
                 if percents and int(percents[-1]) >= shown_percent + _PERCENT_STEP:
                     shown_percent = int(percents[-1])
-                    progress(shown_percent)
+                    file.tell(f"converting, {shown_percent} %")
         except BaseException:
             process.kill()
             raise
     return output if process.returncode else None
-
-
-def _no_nsys(known_as: Path, recorded_with: str | None) -> UnreadableInputError:
-    advice = f'Where nsys is installed: {_EXPORT} "{known_as.name}"; then give profile.sqlite'
-    version = f" of nsys {recorded_with}" if recorded_with else ""
-    found = f"a report{version}, which needs an installed nsys to be converted, and none was found"
-    return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
 
 
 def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> UnreadableInputError:
@@ -256,11 +252,11 @@ def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> Unreadable
         found = (
             f"recorded with nsys {recorded_with}, which the installed nsys {nsys.version_text} is too old to convert"
         )
-        advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {_EXPORT}"
+        advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {EXPORT}"
     else:
         or_newer = "" if recorded_with else ", or by a newer nsys"
         found = f"nsys {nsys.version_text} could not convert it; it is damaged or was recorded incompletely{or_newer}"
-        advice = f'See what nsys says: {_EXPORT} "{known_as.name}"; else record the program again'
+        advice = f'See what nsys says: {EXPORT} "{known_as.name}"; else record the program again'
     return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
 
 
@@ -274,16 +270,13 @@ def _export_beside(known_as: Path) -> str | None:
 #: recorded again is minutes newer than the export of the earlier one.
 _AGE_S = 60.0
 
-_EXPORTS, _REPORTS = (".sqlite",), (".nsys-rep", ".qdrep")
+_EXPORT_SUFFIX, _REPORT_SUFFIXES = ".sqlite", (".nsys-rep", ".qdrep")
 
 
-def read_nsys_rep(path: Path, known_as: Path, report: Callable[[str], None], asked: Asked) -> Trace:
+def read_nsys_rep(file: Input, asked: Asked) -> Trace:
     """The trace of an Nsight Systems report; a note says if an installed nsys had to convert it.
 
-    Args:
-        known_as: the file that the user named; `path` may be unpacked from it.
-        report: receives short progress messages.
-        asked: what to read; of a converted report the share and work alone are not known in advance.
+    A converted report is read whole, since how much memory it takes was not known in advance.
 
     Raises:
         UnreadableInputError: the report is damaged, or its format is unknown and no installed nsys can convert it.
@@ -292,15 +285,18 @@ def read_nsys_rep(path: Path, known_as: Path, report: Callable[[str], None], ask
     from warplens.readers.nsys.report_container import NotUnderstoodError
 
     try:
-        return read_nsys_report(path, known_as, report, asked)
+        return read_nsys_report(file, asked)
     except NotUnderstoodError as error:
         reason = error.reason
     from warplens.readers.nsys.export import read_nsys_sqlite
 
-    report(f"{known_as.name}: {reason}")
-    trace = read_nsys_sqlite(converted(path, known_as, report), known_as, report, asked.launch_configuration)
+    file.tell(reason)
+    trace = read_nsys_sqlite(replace(file, path=converted(file)), replace(asked, share=1.0))
     text = f"The report was converted by the installed nsys, because {reason}."
-    note = Note("converted-report", NoteLevel.INFO, text, None)
+    return _with_note(trace, Note("converted-report", NoteLevel.INFO, text, None))
+
+
+def _with_note(trace: Trace, note: Note) -> Trace:
     return replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))
 
 
@@ -310,22 +306,20 @@ def with_note_on_age(trace: Trace, path: Path) -> Trace:
     Args:
         path: the file that the user named; a trace of other than a report or an export is returned as it is.
     """
-    if path.suffix in _EXPORTS:
-        exports, reports = [path], [path.with_suffix(suffix) for suffix in _REPORTS]
-    elif path.suffix in _REPORTS:
-        exports, reports = [path.with_suffix(suffix) for suffix in _EXPORTS], [path]
-    else:
+    is_export = path.suffix == _EXPORT_SUFFIX
+    if not is_export and path.suffix not in _REPORT_SUFFIXES:
         return trace
-    export_time, report_time = _newest_time(exports), _newest_time(reports)
+    report_time = _newest_time([path.with_suffix(suffix) for suffix in _REPORT_SUFFIXES] if is_export else [path])
+    export_time = _newest_time([path.with_suffix(_EXPORT_SUFFIX)])
     if export_time is None or report_time is None or export_time + _AGE_S >= report_time:
         return trace
-    if path.suffix in _EXPORTS:
+    if is_export:
         text = f"The report beside it ({path.stem}.nsys-rep) is newer than this export: it is another recording."
         note = Note("older-export", NoteLevel.WARNING, text, "Give the report itself, or export it again")
     else:
         text = f"The export beside it ({path.stem}.sqlite) is older than this report: it is of another recording."
         note = Note("older-export", NoteLevel.INFO, text, "Remove the export, or make it again")
-    return replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))
+    return _with_note(trace, note)
 
 
 def _newest_time(files: list[Path]) -> float | None:

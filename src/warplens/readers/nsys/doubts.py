@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES, worst_first
 from warplens.readers.limits import IMPOSSIBLE_TIMES
-from warplens.readers.losses import LOST_SHARE_WARNING, lost_level, still_queued
+from warplens.readers.losses import LOST_SHARE_WARNING, called_like, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
 from warplens.writing import plural
 
@@ -65,18 +66,29 @@ class Findings:
     unnamed: int  #: strings referred to that the export does not hold
     replaced: int  #: names with bytes that are not UTF-8
 
+    @property
+    def work(self) -> list[pl.DataFrame]:
+        """The tables of GPU work."""
+        return [self.tables[name] for name in WORK_TABLES]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything ran on a GPU."""
+        return any(frame.height for frame in self.work)
+
+    @cached_property
+    def launches_without_work(self) -> tuple[int, int]:
+        """Number of successful launches that lost their work, and number of launches."""
+        return _launches_without_work(self)
+
 
 def notes_of(findings: Findings) -> tuple[Note, ...]:
     """All notes about a capture, the most limiting first."""
     return worst_first(note for check in _CHECKS for note in check(findings))
 
 
-def _gpu_work(findings: Findings) -> list[pl.DataFrame]:
-    return [findings.tables[name] for name in WORK_TABLES]
-
-
 def _missing_cuda(findings: Findings) -> list[Note]:
-    if any(frame.height for frame in _gpu_work(findings)):
+    if findings.has_work:
         if not findings.tables["api_calls"].height:
             text = "No CUDA API calls were recorded: launches, queue times and the ranges around them are unknown."
             return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again: {RECAPTURE}")]
@@ -121,9 +133,9 @@ def _no_work(calls: pl.DataFrame) -> Note:
 
 def _lost_work(findings: Findings) -> list[Note]:
     calls = findings.tables["api_calls"]
-    if not calls.height or not any(frame.height for frame in _gpu_work(findings)):
+    if not calls.height or not findings.has_work:
         return []
-    lost, launches = _launches_without_work(findings)
+    lost, launches = findings.launches_without_work
     silent = _silent_calls(findings)
     if silent:
         text = (
@@ -152,17 +164,18 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
     calls = findings.tables["api_calls"]
     failed = calls["return_value"].fill_null(0) != 0
     calls = calls.filter(~failed) if failed.any() else calls
-    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_matches(calls, _LAUNCHES))
-    launches = launches.with_columns(is_kernel=~_matches(launches, _COPIES_AND_MEMSETS)).drop("name")
+    columns = ("process", "thread", "start_ns", "correlation", "name")
+    launches = calls.select(columns).filter(called_like(calls, _LAUNCHES))
+    launches = launches.with_columns(is_kernel=~called_like(launches, _COPIES_AND_MEMSETS)).drop("name")
     lost = 0
-    if all(frame["correlation"].null_count() == frame.height for frame in _gpu_work(findings)):
+    if all(frame["correlation"].null_count() == frame.height for frame in findings.work):
         return 0, launches.height  # nothing links work to calls
     processes = launches["process"].unique().to_list()
     for process in processes:
         process_launches = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
         work = pl.concat(
             frame.filter(pl.col("process") == process).select("correlation", "start_ns", "end_ns")
-            for frame in _gpu_work(findings)
+            for frame in findings.work
         )
         matched = _is_in(process_launches["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
         if not matched.all():
@@ -172,14 +185,6 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
             kernels_ran = process_launches.filter(matched)["is_kernel"].any()
             lost += unmatched.height if unmatched["is_kernel"].any() or not kernels_ran else 0
     return lost, launches.height
-
-
-def _matches(calls: pl.DataFrame, pattern: str) -> pl.Series:
-    """For each call whether the function's name matches; each distinct name is tested once."""
-    names = calls["name"]
-    categories = pl.Series(getattr(names.dtype, "categories", ()), dtype=pl.String)
-    matching = categories.str.contains(pattern).arg_true().to_list()
-    return names.to_physical().is_in(matching)
 
 
 def _is_in(ids: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
@@ -194,8 +199,8 @@ def _is_in(ids: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
 
 def _is_captured(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """For each launch whether it only added a node to a graph: its thread was capturing a stream."""
-    begins = calls.filter(_matches(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
-    ends = calls.filter(_matches(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
+    begins = calls.filter(called_like(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
+    ends = calls.filter(called_like(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
     edges = pl.concat([begins, ends]).sort("start_ns")
     edges = edges.select("thread", "start_ns", open=pl.col("step").cum_sum().over("thread"))
     ordered = launches.with_row_index("row").sort("start_ns")
@@ -234,7 +239,7 @@ def _hidden_graphs(findings: Findings) -> list[Note]:
 
 
 def _missing_ranges(findings: Findings) -> list[Note]:
-    if findings.tables["ranges"].height or not any(frame.height for frame in _gpu_work(findings)):
+    if findings.tables["ranges"].height or not findings.has_work:
         return []
     text = "No NVTX ranges were recorded: GPU time cannot be attributed to steps, phases or layers of the program."
     remedy = f"Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: {RECAPTURE}"
@@ -248,11 +253,11 @@ def _session(findings: Findings) -> list[Note]:
         text = "nsys itself warns that not all CUDA events of the program may have been collected."
         remedy = "If numbers look incomplete, record a shorter part of the program"
         # That events may be missing is refuted where the launches have their work.
-        lost, launches = _launches_without_work(findings)
+        lost, launches = findings.launches_without_work
         is_doubtful = session.reports_lost_events or not launches or lost >= LOST_SHARE_WARNING * launches
         level = NoteLevel.WARNING if is_doubtful else NoteLevel.INFO
         notes.append(Note("dropped-events", level, text, remedy))
-    if session.is_wsl and any(frame.height for frame in _gpu_work(findings)):
+    if session.is_wsl and findings.has_work:
         text = "The capture was made in WSL2: launches pass through the Windows driver and take longer than on Linux."
         notes.append(Note("wsl", NoteLevel.INFO, text, None))
     parts = (session.schema_version or "0").split(".")
@@ -264,8 +269,7 @@ def _session(findings: Findings) -> list[Note]:
 
 
 def _devices(findings: Findings) -> list[Note]:
-    used = any(frame.height for frame in _gpu_work(findings))
-    if used and not findings.has_devices:
+    if findings.has_work and not findings.has_devices:
         text = "The export does not describe its GPUs: peaks, occupancy and bandwidth limits are unavailable."
         remedy = "Name the GPU (--gpu 'H100 PCIe'), or give the original report (.nsys-rep)"
         return [Note("no-device-info", NoteLevel.WARNING, text, remedy)]
@@ -297,7 +301,7 @@ def _repairs(findings: Findings) -> list[Note]:
         calls = plural(findings.repeated_calls, "API call is", "API calls are")
         text = f"{calls} recorded a second time with a backtrace, and counted once."
         notes.append(Note("repeated-api-calls", NoteLevel.INFO, text, None))
-    if repeated := sum(map(_repeated, _gpu_work(findings))):
+    if repeated := sum(map(_repeated, findings.work)):
         events = plural(repeated, "event of a GPU occurs", "events of GPUs occur")
         text = f"{events} more than once in the export, with all details equal, and count each time, as in nsys stats."
         remedy = "Export the capture again: nsys export --type sqlite profile.nsys-rep"

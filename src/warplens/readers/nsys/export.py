@@ -6,10 +6,10 @@ Facts about the capture come from `capture`, its shortcomings from `doubts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import polars as pl
 
@@ -22,6 +22,7 @@ from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
 from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Field, Source, Tables, excerpt_of
 from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
+from warplens.readers.opening import EXPORT, Asked, Input
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
 
@@ -52,6 +53,15 @@ class Plan:
     shape: tuple[pl.Expr, ...]  #: from the query's columns to the source's fields
     absent: tuple[pl.Expr, ...]  #: fields whose columns the export lacks
     within: pl.Expr | None = None  #: selects the rows of an excerpt, by columns of the export; None for all
+
+    @property
+    def inputs(self) -> set[str]:
+        """The columns of the export, or raw texts, that the shape is made of."""
+        return {name for expression in self.shape for name in expression.meta.root_names()}
+
+    def loaded(self, frame: pl.DataFrame, dropped: int) -> Loaded:
+        """All shaped rows, with the fields that the export lacks."""
+        return Loaded(frame.with_columns(self.absent).select(field.name for field in self.source.fields), dropped)
 
 
 def load(
@@ -85,8 +95,7 @@ def load(
                     done += 1
                     if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
                         progress(done * 10 // count * 10)
-                frame = buffers.frame().with_columns(plan.absent)
-                loaded[plan.source.table] = Loaded(frame.select(field.name for field in plan.source.fields), dropped)
+                loaded[plan.source.table] = plan.loaded(buffers.frame(), dropped)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return loaded
@@ -95,7 +104,8 @@ def load(
 def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[ColumnBuffers, list[Future[int]]]:
     """Buffers for a source's rows, and the tasks that fill them; each returns the number of rows it dropped."""
     parts = file.parts(plan.source.table)
-    buffers = ColumnBuffers(shaped(file, plan, _no_rows(plan))[0].schema, [part.capacity for part in parts])
+    no_rows = pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in plan.inputs})
+    buffers = ColumnBuffers(shaped(file, plan, no_rows)[0].schema, [part.capacity for part in parts])
 
     def fill(number: int) -> int:
         frame, dropped = shaped(file, plan, rows_of(file, plan, parts[number]))
@@ -151,11 +161,6 @@ def plan_of(file: Tables, source: Source, excerpt: Excerpt | None = None) -> Pla
     return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent), within)
 
 
-def _no_rows(plan: Plan) -> pl.DataFrame:
-    columns = {name for expression in plan.shape for name in expression.meta.root_names()}
-    return pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in columns})
-
-
 def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Rows of the export as rows of the trace, and the number of rows left out."""
     is_valid = pl.col("start").is_between(-FURTHEST_NS, FURTHEST_NS).fill_null(False)
@@ -194,12 +199,6 @@ REWRITES: Mapping[str, Mapping[str, str]] = {"api_calls": _VERSION_SUFFIX, "prof
 _NO_CORRELATION = -1
 
 _SYNCHRONIZATIONS = ("event", "stream-wait-event", "stream", "context")
-
-
-def only_process(calls: pl.DataFrame | None) -> int:
-    """The process of work whose rows do not name it: the one that made all API calls, else 0."""
-    processes = [] if calls is None else calls["process"].drop_nulls().unique().to_list()
-    return int(processes[0]) if len(processes) == 1 else 0
 
 
 def without_backtrace_copies(calls: pl.DataFrame) -> pl.DataFrame:
@@ -288,40 +287,38 @@ def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
 
 # --- Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace` --------------------------------------------
 
-Report = Callable[[str], None]
-
-_CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_CALLS, _RANGES = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _SOURCE_OF = {source.table: source for source in SOURCES}
 
 
-def read_nsys_sqlite(
-    path: Path, known_as: Path, report: Report, launch_configuration: bool = True, share: float = 1.0
-) -> Trace:
+def read_nsys_sqlite(source: Input, asked: Asked) -> Trace:
     """The trace of an SQLite export, or of a share of its events from the middle of the recording."""
-    with SqliteFile(path, known_as) as file:
-        if not looks_like_nsys(file.tables):
-            raise not_nsys(file)
-        file.refuse_damage()
+    with opened(source) as file:
         kinds = range_kinds(file)
-        report(f"{known_as.name}: reading the tables")
-        sources = sources_of(file, kinds, launch_configuration)
-        part = excerpt_of(file, share) if share < 1 else None
-        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"), part)
-        report(f"{known_as.name}: putting the trace together")
+        source.tell("reading the tables")
+        sources = sources_of(file, kinds, asked.launch_configuration)
+        part = excerpt_of(file, asked.share) if asked.share < 1 else None
+        loaded = load(file, sources, lambda percent: source.tell(f"reading, {percent} %"), part)
+        source.tell("putting the trace together")
         return put_together(file, loaded, kinds, part=part)
 
 
-def not_nsys(file: SqliteFile) -> Exception:
-    """The error for an SQLite file that is not an export."""
-    if "StringTable" in file.tables:
-        found, advice = (
-            "an nvprof database, not an Nsight Systems export",
-            "Record the program with nsys profile instead",
-        )
-    else:
-        found = "an SQLite database, but not an Nsight Systems export"
-        advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
-    return file.unreadable(found, advice)
+@contextmanager
+def opened(source: Input) -> Iterator[SqliteFile]:
+    """An export, its pages checked if it is small.
+
+    Raises:
+        UnreadableInputError: it is damaged, or another SQLite file.
+    """
+    with SqliteFile(source.path, source.known_as) as file:
+        if "StringTable" in file.tables and not looks_like_nsys(file.tables):
+            found = "an nvprof database, not an Nsight Systems export"
+            raise file.unreadable(found, "Record the program with nsys profile instead")
+        if not looks_like_nsys(file.tables):
+            found = "an SQLite database, but not an Nsight Systems export"
+            raise file.unreadable(found, f"Give the export of a capture: {EXPORT} profile.nsys-rep")
+        file.refuse_damage()
+        yield file
 
 
 def sources_of(file: Tables, kinds: Mapping[int, str], launch_configuration: bool) -> list[Source]:
@@ -352,7 +349,8 @@ def put_together(
     dropped = sum(rows.dropped for rows in loaded.values())
     frames = {name: rows.frame for name, rows in loaded.items()}
     loaded.clear()  # frees each frame as soon as the trace has its own
-    process = only_process(frames.get(_CALLS))
+    callers = frames[_CALLS]["process"].drop_nulls().unique().to_list() if _CALLS in frames else []
+    process = callers[0] if len(callers) == 1 else 0  # of rows that do not name theirs
     frames = {name: frame.with_columns(pl.col("process").fill_null(process)) for name, frame in frames.items()}
     frames = joined_overheads(frames)
     repeated = 0
@@ -366,22 +364,10 @@ def put_together(
         frames |= {name: part.issued_in(frames[name], issued, "start_ns", ("process", "correlation")) for name in work}
 
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
-    session = session_of(file, _cuda_processes(frames))
+    session = session_of(file, frozenset(callers))
     window = event_window(frames, session.duration_ns) if part is None else (part.start_ns, part.end_ns)
-    tables = {name: table.empty() for name, table in TABLES.items()}
-    open_ranges = 0
-    for name in list(frames):
-        source, frame = _SOURCE_OF[name], frames.pop(name)
-        if source.trace_table == "ranges":
-            open_ranges = frame["end_ns"].null_count()
-            frame = ranges_of(frame, strings, kinds, window[1])
-        else:
-            frame = finished(file, source, frame, strings)
-        declared = TABLES[source.trace_table]
-        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
-            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
-        tables[source.trace_table] = declared.checked(frame)
-
+    open_ranges = frames[_RANGES]["end_ns"].null_count() if _RANGES in frames else 0
+    tables = _tables_of(file, frames, strings, kinds, window[1])
     devices, ambiguous = devices_of(file, _used_devices(tables))
     notes = notes_of(
         Findings(
@@ -416,9 +402,22 @@ def _ids_of_strings(frames: Mapping[str, pl.DataFrame]) -> list[pl.Series]:
     return [frame[field.name] for frame, field in fields if frame[field.name].dtype == pl.Int64]
 
 
-def _cuda_processes(frames: Mapping[str, pl.DataFrame]) -> frozenset[int]:
-    calls = frames.get(_CALLS)
-    return frozenset(() if calls is None else calls["process"].unique().to_list())
+def _tables_of(
+    file: Tables, frames: dict[str, pl.DataFrame], strings: Strings, kinds: Mapping[int, str], end_ns: int
+) -> dict[str, pl.DataFrame]:
+    """The tables of the trace; the frames are freed one by one."""
+    tables = {name: table.empty() for name, table in TABLES.items()}
+    for name in list(frames):
+        source, frame = _SOURCE_OF[name], frames.pop(name)
+        if source.trace_table == "ranges":
+            frame = ranges_of(frame, strings, kinds, end_ns)
+        else:
+            frame = finished(file, source, frame, strings)
+        declared = TABLES[source.trace_table]
+        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
+            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
+        tables[source.trace_table] = declared.checked(frame)
+    return tables
 
 
 def _used_devices(tables: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:

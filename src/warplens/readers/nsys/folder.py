@@ -20,6 +20,7 @@ from warplens.profile import Trace
 from warplens.readers.nsys.export import Loaded, Plan, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, STRINGS, TablesInMemory
 from warplens.readers.nsys.texts import range_kinds
+from warplens.readers.opening import Asked, Input
 from warplens.readers.sqlite import looks_like_nsys
 
 _ADVICE: Final = "Export the capture again: nsys export --type parquetdir --output profile profile.nsys-rep"
@@ -64,21 +65,18 @@ class FolderOfTables(TablesInMemory):
 
     def loaded(self, plan: Plan) -> Loaded:
         """The rows of a source, as they would be loaded from an SQLite export."""
-        names = {name for expression in plan.shape for name in expression.meta.root_names()}
         columns = (
             pl.col(name.removesuffix(" as text")).cast(pl.Binary).fill_null(b"").alias(name)
             if name in plan.texts
             else _as_in_sqlite(pl.col(name))
-            for name in sorted(names)
+            for name in sorted(plan.inputs)
         )
         table, condition = self._table(plan.source.table), pl.sql_expr(plan.source.where)
         try:
             raw = table.filter(condition).select(columns).collect()
         except pl.exceptions.PolarsError:
             raise self._damaged(plan.source.table) from None
-        frame, dropped = shaped(self, plan, raw)
-        frame = frame.with_columns(plan.absent)
-        return Loaded(frame.select(field.name for field in plan.source.fields), dropped)
+        return plan.loaded(*shaped(self, plan, raw))
 
     def _table(self, name: str) -> pl.LazyFrame:
         path = self._files[name]
@@ -107,19 +105,19 @@ def _as_in_sqlite(column: pl.Expr) -> pl.Expr:
     return column.cast(pl.Int64, wrap_numerical=True)
 
 
-def read_folder(folder: Path, report: Callable[[str], None], launch_configuration: bool = True) -> Trace:
+def read_folder(folder: Input, asked: Asked) -> Trace:
     """The trace of a folder of tables.
 
     Raises:
         UnreadableInputError: a file of it is damaged, or lacks what every export has.
     """
-    with closing(FolderOfTables(folder)) as tables:
+    with closing(FolderOfTables(folder.path)) as tables:
         if not looks_like_nsys(tables.tables):
             raise tables.unreadable("its tables are not those of an Nsight Systems export")
         kinds = range_kinds(tables)
-        report(f"{folder.name}: reading the tables")
-        sources = sources_of(tables, kinds, launch_configuration)
+        folder.tell("reading the tables")
+        sources = sources_of(tables, kinds, asked.launch_configuration)
         plans = (plan_of(tables, source) for source in sources if source.table in tables.tables)
         loaded = {plan.source.table: tables.loaded(plan) for plan in plans}
-        report(f"{folder.name}: putting the trace together")
+        folder.tell("putting the trace together")
         return put_together(tables, loaded, kinds, "nsys-folder")

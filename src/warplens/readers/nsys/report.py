@@ -11,7 +11,8 @@ are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +31,10 @@ from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.tables import SOURCES, STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
-from warplens.readers.opening import Asked, surely_fits
+from warplens.readers.opening import EXPORT, Asked, Input, surely_fits
 from warplens.wire import BYTES, VARINT, Message, fields_of, varint
+
+_DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 
 #: Fields of the target, of the recording options, of a process in them, and of the origin.
 _DURATION_FROM, _DURATION_TO = 17, 18
@@ -73,7 +76,7 @@ _MAX_ROWS = 100_000
 
 
 class Facts(TablesInMemory):
-    """The small tables of a report; tables of events are added by `declare`."""
+    """The small tables of a report; those of events are only declared, in `tables`."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(report.known_as)
@@ -84,21 +87,16 @@ class Facts(TablesInMemory):
                 self._add("META_DATA_CAPTURE", ("name", "value"), _requests(report.options))
                 self._add("TARGET_INFO_SYSTEM_ENV", ("name", "value"), _system(report.target))
                 self._add("ANALYSIS_DETAILS", ("duration",), _duration(report.target))
-                gpus, devices = _hardware(report.tail)
-                self._add("TARGET_INFO_GPU", tuple(_GPU), gpus)
-                self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), devices)
+                self._add("TARGET_INFO_GPU", tuple(_GPU), _entries(report.tail, 7, _GPU))
+                self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), _entries(report.tail, 9, _CUDA_DEVICE))
             self._add(STRINGS, ("id", "value"), list(enumerate(report.strings)))
         except BaseException:
             self.close()
             raise
 
-    def add_diagnostics(self, rows: Iterable[Sequence[Any]]) -> None:
+    def add_diagnostics(self, rows: list[tuple[object, ...]]) -> None:
         """Add messages of the collector: (severity, text, process)."""
-        self._add("DIAGNOSTIC_EVENT", ("severity", "text", "globalPid"), list(rows))
-
-    def declare(self, table: str, columns: tuple[str, ...]) -> None:
-        """Declare a table of events with these columns; its rows are not stored here."""
-        self.tables[table] = columns
+        self._add(_DIAGNOSTICS, ("severity", "text", "globalPid"), rows)
 
     def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this report, under the name that the user knows."""
@@ -144,10 +142,9 @@ def _duration(target: Message) -> list[tuple[int]]:
     return [(end - begin,)] if begin is not None and end is not None and 0 <= end - begin < 2**63 else []
 
 
-def _hardware(tail: Message) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    gpus = [_row(gpu, _GPU) for gpu in _nested(tail, 1, 2, 7)]
-    devices = [_row(device, _CUDA_DEVICE) for device in _nested(tail, 1, 2, 9)]
-    return gpus, devices
+def _entries(tail: Message, kind: int, columns: Mapping[str, int]) -> list[tuple[str | int | None, ...]]:
+    """The messages 1.2.`kind` of the tail as rows."""
+    return [tuple(_value(entry, number) for number in columns.values()) for entry in _nested(tail, 1, 2, kind)]
 
 
 def _nested(outer: Message, *path: int) -> list[Message]:
@@ -158,18 +155,12 @@ def _nested(outer: Message, *path: int) -> list[Message]:
     return found
 
 
-def _row(message: Message, columns: Mapping[str, int]) -> tuple[str | int | None, ...]:
-    return tuple(_value(message, number) for number in columns.values())
-
-
 def _value(message: Message, field: int) -> str | int | None:
     number, text = message.integer(field), message.text(field)
     if number is None:
         return None if text is None else text[:_MAX_TEXT]
     return number - 2**64 if number >= 2**63 else number
 
-
-_DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 
 #: Tables of GPU work and API calls.
 _WORK = frozenset(source.table for source in SOURCES if source.trace_table in (*WORK_TABLES, "api_calls"))
@@ -189,35 +180,24 @@ _MOST_NAMED = 8
 #: Severities of the collector's messages that are kept: warnings and errors.
 _SEVERITIES = (2, 3)
 
-_EXPORT = "nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
-
-def read_nsys_report(path: Path, known_as: Path, report: Callable[[str], None], asked: Asked) -> Trace:
+def read_nsys_report(file: Input, asked: Asked) -> Trace:
     """The trace of an Nsight Systems report.
-
-    Args:
-        known_as: the file that the user named; `path` may be unpacked from it.
-        report: receives short progress messages.
-        asked: what to read.
 
     Raises:
         NotUnderstoodError: the report's storage format is unknown.
         UnreadableInputError: the report is damaged, cut off, or lacks what every report has.
     """
-    part = _excerpt(path, known_as, asked.share) if asked.share < 1 else None
-    with opened(path, known_as) as source:
-        facts = Facts(source)
-        try:
-            report(f"{known_as.name}: reading the events")
-            seen = Seen()
-            loaded = _loaded(source, facts, seen, report, asked, part)
-            if asked.work_alone:
-                window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
-                loaded = {table: rows for table, rows in loaded.items() if table in _WORK}
-            report(f"{known_as.name}: putting the trace together")
-            trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep", part)
-        finally:
-            facts.close()
+    part = _excerpt(file, asked.share) if asked.share < 1 else None
+    with opened(file.path, file.known_as) as report, closing(Facts(report)) as facts:
+        file.tell("reading the events")
+        seen = Seen()
+        loaded = _loaded(report, facts, seen, file.tell, asked, part)
+        if asked.work_alone:
+            window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
+            loaded = {table: rows for table, rows in loaded.items() if table in _WORK}
+        file.tell("putting the trace together")
+        trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep", part)
     if not asked.work_alone:
         return replace(trace, capture=_capture(trace.capture, seen))
     return replace(trace, capture=replace(trace.capture, window_ns=window, notes=(IN_SLICES,)))
@@ -233,25 +213,25 @@ _MOST_BYTES_PER_EVENT = 800
 _MEMORY_OF_ROW = 1.12
 
 
-def rows_in(path: Path, known_as: Path, memory: int) -> dict[str, int] | None:
+def rows_in(file: Input, memory: int) -> dict[str, int] | None:
     """Estimate of the rows of each table of the trace; None for a report that this reader does not know.
 
     Also None if so many events surely fit into this many bytes of memory.
     """
     try:
-        with opened(path, known_as) as file:
-            if surely_fits(file.event_count, _MOST_BYTES_PER_EVENT, memory):
+        with opened(file.path, file.known_as) as report:
+            if surely_fits(report.event_count, _MOST_BYTES_PER_EVENT, memory):
                 return None
-        sampled = _sampled(path, known_as, path.stat().st_mtime_ns)
+        sampled = _sampled(file.path, file.known_as, file.path.stat().st_mtime_ns)
     except UnreadableInputError:  # reading it says why
         return None
     return {name: round(_MEMORY_OF_ROW * sampled.rows(name)) for name in sampled.begins}
 
 
-def _excerpt(path: Path, known_as: Path, share: float) -> Excerpt:
-    begins = _sampled(path, known_as, path.stat().st_mtime_ns).begins
+def _excerpt(file: Input, share: float) -> Excerpt:
+    begins = _sampled(file.path, file.known_as, file.path.stat().st_mtime_ns).begins
     tables = (name for name in (*WORK_TABLES, "api_calls", "ranges") if name in begins)
-    return Excerpt.of((_spread(begins[name]) for name in tables), share, known_as)
+    return Excerpt.of((_spread(begins[name]) for name in tables), share, file.known_as)
 
 
 def _spread(blocks: Sequence[Int64s]) -> Int64s:
@@ -263,9 +243,9 @@ def _spread(blocks: Sequence[Int64s]) -> Int64s:
 @lru_cache(maxsize=4)
 def _sampled(path: Path, known_as: Path, _modified_ns: int) -> Sample:
     table_of = {source.table: source.trace_table for source in SOURCES}
-    with opened(path, known_as) as file, file.understood():
-        seen, sampled = Seen(), Sample(file.event_count)
-        for block, span in file.sample(_SAMPLES):
+    with opened(path, known_as) as report, report.understood():
+        seen, sampled = Seen(), Sample(report.event_count)
+        for block, span in report.sample(_SAMPLES):
             for table, frame in decoded(block, [span], seen, launch_configuration=False):
                 if (name := table_of.get(table)) is not None:
                     sampled.begins[name].append(frame["start"].drop_nulls().to_numpy())
@@ -274,7 +254,7 @@ def _sampled(path: Path, known_as: Path, _modified_ns: int) -> Sample:
 
 
 def _loaded(
-    file: Report, facts: Facts, seen: Seen, report: Callable[[str], None], asked: Asked, part: Excerpt | None
+    report: Report, facts: Facts, seen: Seen, tell: Callable[[str], None], asked: Asked, part: Excerpt | None
 ) -> dict[str, Loaded]:
     """The rows of the tables that the report has events for, in its order; of an excerpt those that may be in it.
 
@@ -282,10 +262,10 @@ def _loaded(
     """
     for layout in LAYOUTS:
         if layout.table != _DIAGNOSTICS:
-            facts.declare(layout.table, layout.names)
+            facts.tables[layout.table] = layout.names
     # Calls recorded a second time with their backtrace have a class of their own; this table makes `sources_of` read
     # it.
-    facts.declare("CUDA_CALLCHAINS", ())
+    facts.tables["CUDA_CALLCHAINS"] = ()
     sources = sources_of(facts, RANGE_KINDS, asked.launch_configuration)
     if asked.work_alone:
         sources = [source if source.table in _WORK else source.times_alone for source in sources]
@@ -293,21 +273,21 @@ def _loaded(
     diagnostics: list[tuple[object, ...]] = []
     shown_tenths = 0
     # One thread decodes 1.8 M events/s, two 1.4 and four 1.0: the array operations are too short to overlap.
-    for block, spans, share in file.blocks():
-        with file.understood():
+    for block, spans, share in report.blocks():
+        with report.understood():
             for table, frame in decoded(block, spans, seen, asked.launch_configuration):
                 if table in tables:
                     tables[table].add(frame)
                 else:
                     serious = frame.filter(pl.col("severity").is_in(_SEVERITIES))
                     diagnostics.extend(serious.select("severity", "text", "globalPid").rows())
-        if seen.events > file.event_count:
+        if seen.events > report.event_count:
             break
-        if file.event_count >= _MANY_EVENTS and int(share * 10) > shown_tenths:
+        if report.event_count >= _MANY_EVENTS and int(share * 10) > shown_tenths:
             shown_tenths = int(share * 10)
-            report(f"{file.known_as.name}: reading, {shown_tenths * 10} %")
-    if seen.events != file.event_count:
-        raise file.damaged(f"it says to hold {file.event_count:,} events, but holds another number")
+            tell(f"reading, {shown_tenths * 10} %")
+    if seen.events != report.event_count:
+        raise report.damaged(f"it says to hold {report.event_count:,} events, but holds another number")
     facts.add_diagnostics(diagnostics)
     return {table: rows.loaded() for table, rows in tables.items() if rows}
 
@@ -335,9 +315,9 @@ class _Rows:
     def loaded(self) -> Loaded:
         """All rows, as they would be loaded from an export."""
         self._shape()
-        frame = pl.concat(self._shaped, rechunk=True).with_columns(self._plan.absent)
+        frame = pl.concat(self._shaped, rechunk=True)
         self._shaped.clear()
-        return Loaded(frame.select(field.name for field in self._plan.source.fields), self._dropped)
+        return self._plan.loaded(frame, self._dropped)
 
     def _shape(self) -> None:
         if self._raw:
@@ -358,11 +338,11 @@ def _capture(capture: Capture, seen: Seen) -> Capture:
         kinds = ", ".join(EVENT_NAMES.get(kind, f"type {kind}") for kind in sorted(unknown)[:_MOST_NAMED])
         kinds += f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         text = f"{sum(unknown.values()):,} events are of kinds that this reader does not know: {kinds}."
-        remedy = f"If numbers look incomplete, give the report's export instead: {_EXPORT}"
+        remedy = f"If numbers look incomplete, give the report's export instead: {EXPORT} profile.nsys-rep"
         notes.append(Note("unread-events", NoteLevel.WARNING, text, remedy))
     newest = ".".join(map(str, TESTED_VERSION))
     if tuple(map(int, (capture.tool_version or "0").split(".")))[: len(TESTED_VERSION)] > TESTED_VERSION:
         text = f"The report was recorded by nsys {capture.tool_version}; this reader was tested up to {newest}."
-        remedy = f"Check the counts against nsys stats, or give the report's export: {_EXPORT}"
+        remedy = f"Check the counts against nsys stats, or give the report's export: {EXPORT} profile.nsys-rep"
         notes.append(Note("untested-report", NoteLevel.INFO, text, remedy))
     return replace(capture, notes=tuple(notes))

@@ -36,7 +36,7 @@ import lz4.block
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits
 from warplens.readers.nsys.report_wire import Bytes, DamagedError
-from warplens.readers.opening import system_error
+from warplens.readers.opening import EXPORT, system_error
 from warplens.wire import BYTES, Message, WireError, fields_of, varint
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
@@ -68,8 +68,8 @@ class NotUnderstoodError(UnreadableInputError):
 
     def __init__(self, path: Path, reason: str) -> None:
         self.reason = reason
-        advice = "Give its SQLite export: nsys export --type sqlite --output profile.sqlite"
-        super().__init__(path, f"this report cannot be read without nsys: {reason}", advice)
+        found = f"this report cannot be read without nsys: {reason}"
+        super().__init__(path, found, f"Give its SQLite export: {EXPORT}")
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Report:
         offsets = self._section(_OFFSETS)
         stored = self._parsed(self._at(offsets.position, min(offsets.size, limits.MESSAGE_BYTES)))
         if self._at(events.position, len(_EVENTS_MAGIC)) != _EVENTS_MAGIC:
-            raise self.not_understood("its events are stored in an unknown way")
+            raise NotUnderstoodError(self.known_as, "its events are stored in an unknown way")
         if stored.text(1) != _LZ4:
-            raise self.not_understood("its events are compressed in an unknown way")
+            raise NotUnderstoodError(self.known_as, "its events are compressed in an unknown way")
         begin = events.position + len(_EVENTS_MAGIC)
         self._end = events.position + events.size
         target, position = self._message(begin)
@@ -179,10 +179,6 @@ class Report:
         """The error for a report that is damaged or cut off."""
         return UnreadableInputError(self.known_as, f"the report is damaged: {found}", _DAMAGED)
 
-    def not_understood(self, found: str) -> NotUnderstoodError:
-        """The error for a report of a kind that this reader does not know."""
-        return NotUnderstoodError(self.known_as, found)
-
     @contextmanager
     def understood(self) -> Iterator[None]:
         """Turn errors of decoding into an error about this file."""
@@ -227,7 +223,7 @@ class Report:
 
     def _section(self, name: str) -> Section:
         if name not in self._sections:
-            raise self.not_understood(f"it has no section {name}")
+            raise NotUnderstoodError(self.known_as, f"it has no section {name}")
         return self._sections[name]
 
     def _number(self, position: int) -> tuple[int, int]:

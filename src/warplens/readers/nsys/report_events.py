@@ -64,10 +64,15 @@ class Layout:
     renamed: Mapping[str, str] = field(default_factory=dict)  #: columns of the payload named otherwise in the table
 
     @property
+    def payload_columns(self) -> dict[str, str]:
+        """The columns of the table that are in the payload itself, by their name there."""
+        names = (name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values())
+        return {name: self.renamed.get(name, name) for name in names}
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The columns of the table, as named in the export."""
-        payload_columns = [name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values()]
-        return tuple(self.renamed.get(name, name) for name in (*payload_columns, *self.columns.values()))
+        return (*self.payload_columns.values(), *self.columns.values())
 
 
 _KERNEL = _numbers(
@@ -166,17 +171,12 @@ UNUSED_TYPES = frozenset(range(155)) - EVENT_NAMES.keys()
 _UNUSED_CLASSES = tuple(frozenset(range(112)) - {number for layout in LAYOUTS for number in layout.classes} - {13, 26})
 
 
+@dataclass
 class Seen:
-    """Counts of a report's events, for its notes.
+    """Counts of a report's events, for its notes."""
 
-    Attributes:
-        events: number of events.
-        unread: number of events of unknown kind, by type.
-    """
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.unread: Counter[int] = Counter()
+    events: int = 0
+    unread: Counter[int] = field(default_factory=Counter)  #: those of unknown kind, by type
 
 
 def decoded(
@@ -199,7 +199,8 @@ def decoded(
     for payload, layout in _LAYOUT_OF.items():
         if payload not in events:
             continue
-        rows = _present_rows(events[payload])
+        present = events[payload].present
+        rows = np.arange(len(types)) if present is None else np.flatnonzero(present)
         columns = walk(source, *_spans(events[payload], rows), layout)
         payload_types = types[rows]
         if payload == "call" and "eventClass" in columns:
@@ -214,12 +215,6 @@ def decoded(
                     yield target.table, _frame(source, target, columns, table_rows, excluded)
     numbers, counts = np.unique(types[unread], return_counts=True)
     seen.unread.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-
-
-def _present_rows(values: Values) -> Int64s:
-    if values.present is None:
-        return np.arange(len(values.values))
-    return np.flatnonzero(values.present)
 
 
 def _spans(values: Values, rows: Int64s) -> tuple[Int64s, Int64s]:
@@ -251,12 +246,10 @@ def _rows_of_table(layout: Layout, types: Int64s, columns: Mapping[str, Values])
 def _frame(
     source: Bytes, layout: Layout, columns: Mapping[str, Values], rows: Int64s, excluded: frozenset[str]
 ) -> pl.DataFrame:
-    series = {}
-    for name in _LAYOUT_OF[layout.payload].values():
-        if name in _WORK_DETAILS.values():
-            continue
-        column = columns.get(name)
-        series[layout.renamed.get(name, name)] = _series(source, column, rows, name == "text")
+    series = {
+        named: _series(source, columns.get(name), rows, name == "text")
+        for name, named in layout.payload_columns.items()
+    }
     if layout.details is not None:
         included = {key: name for key, name in layout.columns.items() if name not in excluded}
         inner = walk(source, *_spans(columns[layout.details], rows), included)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from warplens.readers.nsys.capture import LOST_EVENTS, MAY_LACK_EVENTS
 from warplens.readers.nsys.tables import SOURCES
+from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.readers.sqlite import SqliteFile, looks_like_nsys, quoted
 from warplens.secrets import Cleaner, Secrets
@@ -133,7 +135,7 @@ _FUNCTIONS = "StringIds.function"
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT.text"
 
 
-def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
+def copy_nsys(source: Input, partial: Path) -> Removed:
     """Write a scrubbed copy of an nsys SQLite export to the empty file `partial`.
 
     Left out: environment, host, user, command line, folders, program output, file accesses, other processes, names of
@@ -141,33 +143,36 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
     names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture, the GPU, the
     versions, and the names of kernels, API calls and NVTX ranges are kept.
     """
-    with SqliteFile(source, known_as) as file:
+    with SqliteFile(source.path, source.known_as) as file:
         if not looks_like_nsys(file.tables):
             raise file.unreadable("this is an SQLite database, but not an Nsight Systems export")
         file.refuse_damage()
-        try:
-            with closing(sqlite3.connect(partial.as_uri(), uri=True, isolation_level=None)) as connection:
-                copy = _Copy(connection, file)
-                copy.build()
-                functions, others = copy.texts()
-        except sqlite3.Error as error:
-            raise file.failed(error) from None
+        with _copied(file, partial) as copy:
+            functions, others = copy.texts()
     description = "a value of the environment or the command line"
-    search_copy(partial, copy.secrets, known_as, [others], [functions, others], description)
+    search_copy(partial, copy.secrets, source.known_as, [others], [functions, others], description)
     return Removed.of(copy.cleaner, _WORDS, copy.left_tables, copy.left_rows)
 
 
-def keep_needed(source: Path, known_as: Path, kept: Path) -> None:
+def keep_needed(source: Input, kept: Path) -> None:
     """Write what is read of an export, with its texts unchanged, to the empty file `kept`: for the user's own cache.
 
     Environment, hosts, users, command lines and all that no reader needs are left out, as in a copy for others.
     """
-    with SqliteFile(source, known_as) as file:
-        try:
-            with closing(sqlite3.connect(kept.as_uri(), uri=True, isolation_level=None)) as connection:
-                _Copy(connection, file, rewrites=False).build()
-        except sqlite3.Error as error:
-            raise file.failed(error) from None
+    with SqliteFile(source.path, source.known_as) as file, _copied(file, kept, rewrites=False):
+        pass
+
+
+@contextmanager
+def _copied(file: SqliteFile, target: Path, *, rewrites: bool = True) -> Iterator[_Copy]:
+    """The finished copy of an export in the empty file `target`."""
+    try:
+        with closing(sqlite3.connect(target.as_uri(), uri=True, isolation_level=None)) as connection:
+            copy = _Copy(connection, file, rewrites)
+            copy.build()
+            yield copy
+    except sqlite3.Error as error:
+        raise file.failed(error) from None
 
 
 class _Copy:
@@ -179,7 +184,7 @@ class _Copy:
         left_rows: number of rows left out of each table that is kept.
     """
 
-    def __init__(self, connection: sqlite3.Connection, file: SqliteFile, *, rewrites: bool = True) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: SqliteFile, rewrites: bool) -> None:
         self._rewrites = rewrites
         self._file = file
         self.secrets = _secrets_of(file)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import polars as pl
@@ -21,35 +21,31 @@ from warplens.profile import Capture, Trace
 from warplens.readers.excerpts import IN_SLICES
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
-from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, rows_of, shaped, sources_of
+from warplens.readers.nsys.export import REWRITES, load, opened, plan_of, put_together, rows_of, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, Source
 from warplens.readers.nsys.texts import Strings, distinct_ids, range_kinds
+from warplens.readers.opening import Input
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 
 #: Rows of counts that are collected before they are added up.
 _LOOSE_ROWS: Final = 2_000_000
 
 
+@contextmanager
+def sliced(export: Input) -> Iterator[Slices]:
+    """An export, to be read in parts; errors as of `opened`."""
+    with opened(export) as file:
+        yield Slices(file)
+
+
 class Slices:
-    """An export of which a table is read in parts. A context manager."""
+    """An export of which a table is read in parts."""
 
-    def __init__(self, path: Path, known_as: Path) -> None:
-        self._file = SqliteFile(path, known_as)
-        if not looks_like_nsys(self._file.tables):
-            with self._file:
-                raise not_nsys(self._file)
-        self._file.refuse_damage()
-        self._kinds = range_kinds(self._file)
-        sources = sources_of(self._file, self._kinds, launch_configuration=False)
-        self._sources = [source for source in sources if source.table in self._file.tables]
-
-    def __enter__(self) -> Slices:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._kinds = range_kinds(file)
+        sources = sources_of(file, self._kinds, launch_configuration=False)
+        self._sources = [source for source in sources if source.table in file.tables]
 
     @property
     def capture(self) -> Capture:

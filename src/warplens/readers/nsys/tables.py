@@ -315,14 +315,9 @@ _SAMPLED_ROWS: Final = 2_000
 
 def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
     """The middle span of an export that holds this share of its events, by GPU work, else calls, else ranges."""
-    tables = _tables(file, (*WORK_TABLES, "api_calls", "ranges"))
-    return Excerpt.of((_begins(file, table) for table in tables), share, file.known_as)
-
-
-def _tables(file: SqliteFile, names: Sequence[str]) -> list[str]:
-    """The export's tables, as far as present, that feed these tables of the trace, in that order."""
-    return [source.table for name in names for source in SOURCES
-            if source.trace_table == name and source.table in file.tables]  # fmt: skip
+    wanted = (*WORK_TABLES, "api_calls", "ranges")
+    present = (source.table for name in wanted for source in SOURCES if source.trace_table == name)
+    return Excerpt.of((_begins(file, table) for table in present if table in file.tables), share, file.known_as)
 
 
 def _begins(file: SqliteFile, table: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
