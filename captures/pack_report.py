@@ -20,11 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from captures.report_fields import fields
 from tests.readers.nsys_reports import block, bytes_field, message, report
 
 from warplens.readers.nsys.report_container import Report, opened
-from warplens.readers.nsys.report_wire import BYTES, fields, tag
+from warplens.readers.nsys.report_wire import tag
 from warplens.scrub import scrub
+from warplens.wire import BYTES
 
 #: Types of events, and where the begin of one stands: (message, field).
 _BEGINS = {

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from warplens.readers.nsys.report_container import opened
-from warplens.readers.nsys.report_wire import BYTES, DamagedError, fields
+from warplens.wire import BYTES, VARINT, WireError, fields_of, varint
 
 Fields = dict[tuple[int, ...], Any]
 
@@ -25,7 +26,15 @@ _DEPTH = 4
 _AGREE = 0.9
 
 
-def fields_of(content: bytes, begin: int, end: int, path: tuple[int, ...] = ()) -> Fields:
+def fields(content: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """For each field of a message its key, and its number and 0, or where its content begins and ends."""
+    stop = begin
+    for number, kind, value, whole in fields_of(content[begin:end]):
+        stop += len(whole)
+        yield number << 3 | kind, *((varint(value, 0)[0], 0) if kind == VARINT else (stop - len(value), stop))
+
+
+def all_fields(content: bytes, begin: int, end: int, path: tuple[int, ...] = ()) -> Fields:
     """All fields of a message and its submessages, by the path of field numbers."""
     by_path: Fields = {}
     for key, value, stop in fields(content, begin, end):
@@ -35,8 +44,8 @@ def fields_of(content: bytes, begin: int, end: int, path: tuple[int, ...] = ()) 
             continue
         by_path[here] = content[value:stop]
         if len(here) < _DEPTH:
-            with suppress(DamagedError):  # a text
-                by_path |= fields_of(content, value, stop, here)
+            with suppress(WireError):  # a text
+                by_path |= all_fields(content, value, stop, here)
     return by_path
 
 
@@ -47,7 +56,7 @@ def events_of(path: Path) -> dict[tuple[int, int | None], list[Fields]]:
         for block, spans, _ in source.blocks():
             for span in spans:
                 for _, first, last in fields(block.data, *span):
-                    event = fields_of(block.data, first, last)
+                    event = all_fields(block.data, first, last)
                     payload = max((path[0] for path in event), default=0)
                     begin = event.get((payload, 2 if payload == 102 else 1))
                     end = event.get((payload, 10 if payload == 102 else 2))
