@@ -101,6 +101,9 @@ SPREADS: Final[dict[Model, float]] = {"products": 1.8, "layout": 3.7, "traffic":
 _UNSEEN: Final = 1.2
 _UNSEEN_LESS_ONE: Final = 2.0
 
+#: Causes on the GPU are also told behind a host that sets the pace if the GPU is busy for this share of the time.
+_SEEN_BEHIND_HOST: Final = 0.3
+
 
 def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy:
     """The remedy with a gain of its own, if that is not the gain of the finding.
@@ -225,7 +228,7 @@ class Rule:
         busy_ns: int = 0,
         claims: Claims | None = None,
     ) -> Finding | None:
-        """The finding, unless its gain is below `raise_ceiling`.
+        """The finding, unless its gain is below `raise_ceiling`, and also behind a host that sets the pace.
 
         Args:
             claimed_ns: wall time that the cause claims.
@@ -261,7 +264,10 @@ class Rule:
             most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
             gain = min(replayed.expected, most)
             at_least = max(at_least, 1 + (min(replayed.high, most) - 1) * NOISE)
-        if gain < limits.raise_ceiling:
+        # Behind a host that sets the pace, GPU time hardly shows in the step; without the host's cause it does.
+        of_busy = ceiling(facts.busy_ns, saved)
+        is_next = on_gpu and facts.busy_share >= _SEEN_BEHIND_HOST and of_busy >= limits.warning_ceiling
+        if gain < limits.raise_ceiling and not is_next:
             return None
         bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
         if on_gpu:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 #: Severity of a line, from which outputs choose a colour.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
 
+#: Two remedies together are told if they bring this many times what the better one brings.
+_MORE_TOGETHER: Final = 1.25
+
 #: Least share of the cause's time at a place that the answer names.
 _LEAST_SHARE_OF_PLACE: Final = 0.2
 
@@ -94,9 +97,9 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
         yield Line("do", " ".join(map(fmt.sentence, texts)), code=tuple(_of_path(path, ways(remedy.how))))
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
-    if not isinstance(diagnosis, Diagnosis) and (
-        more := [finding for finding in diagnosis.findings[1:] if finding.gain]
-    ):
+    if isinstance(diagnosis, Diagnosis):
+        yield from _together(diagnosis, verdict)
+    elif more := [finding for finding in diagnosis.findings[1:] if finding.gain]:
         # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
         also = (f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}" for finding in more)
         yield Line("also", " · ".join(also))
@@ -104,6 +107,20 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
     yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
     if commands:
         yield Line("next", "", "quiet", code=tuple(commands))
+
+
+def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
+    """The remedy that brings most beside the first one, if both bring clearly more than each."""
+    changes = diagnosis.what_if.changes if diagnosis.what_if is not None else ()
+    pairs = [change for change in changes if verdict.id in change.findings and len(change.findings) > 1]
+    best = max(pairs, key=lambda change: change.expected, default=None)
+    if best is None:
+        return
+    other = next(finding for finding in diagnosis.findings if finding.id in best.findings and finding != verdict)
+    if best.expected >= _MORE_TOGETHER * max(verdict.expected or 1.0, other.expected or 1.0):
+        low, high = map(factor, best.expected_interval)
+        text = f"{other.remedies[0].action} [{other.id}]: together about {factor(best.expected)} ({low} to {high})"
+        yield Line("also", fmt.sentence(text))
 
 
 def _of_path(path: str, code: Iterable[str]) -> Iterator[str]:
