@@ -359,3 +359,11 @@ def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: s
     assert told in finding.title
     assert ("under load" in finding.remedies[0].how) == (not inside)
     assert finding.where == (("request",) if inside else ())
+
+
+@pytest.mark.parametrize(("kernel", "trains"), [(BACKWARD, True), (ADD, False)])
+def test_the_graph_of_a_step_that_trains_has_its_backward_pass_and_its_update(kernel: str, trains: bool) -> None:
+    said = advice(verdict(lambda machine: machine.launch(3 * US, kernel, times=200)), "launch-overhead")
+    assert ("loss.backward(); optimizer.step()" in said) == trains
+    assert ("capturable=True" in said) == trains
+    assert "side stream" in said

@@ -43,6 +43,24 @@ _FROM_GRAPHS: Final = (
 )
 
 
+#: Code for the graph of a step: of a forward pass alone, and of one that trains.
+_CAPTURED: Final = (
+    "model = torch.compile(model, mode='reduce-overhead')\n"
+    "# or by hand, after a few calls on a side stream, torch.cuda.stream(side), as warm-up:\n"
+    "g = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(g): y = model(static_x)\n"
+    "static_x.copy_(x); g.replay()"
+)
+_CAPTURED_TRAINING: Final = (
+    "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass; and the update:\n"
+    "update = torch.compile(optimizer.step, mode='reduce-overhead')\n"
+    "# or the whole step by hand, after a few steps on a side stream, torch.cuda.stream(side), as warm-up;\n"
+    "# with torch.optim.AdamW(model.parameters(), capturable=True)\n"
+    "optimizer.zero_grad(set_to_none=True); g = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(g): loss = loss_of(model(static_x), static_y); loss.backward(); optimizer.step()\n"
+    "static_x.copy_(x); static_y.copy_(y); g.replay()"
+)
+
 #: For steps whose launches mostly come from one loop.
 _ALL_TURNS: Final = Remedy(
     "Do the work of all turns at once",
@@ -182,11 +200,7 @@ class LaunchOverhead(Rule):
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
         graphed = Remedy(
             "Replay the step from a CUDA graph",
-            "model = torch.compile(model, mode='reduce-overhead')\n"
-            "# or by hand:\n"
-            "g = torch.cuda.CUDAGraph()\n"
-            "with torch.cuda.graph(g): y = model(static_x)\n"
-            "static_x.copy_(x); g.replay()",
+            _CAPTURED_TRAINING if facts.trains else _CAPTURED,
             modelled(facts, "cuda-graph") + self._obstacles(facts),
         )
         larger = Remedy(
