@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.analysis import builders
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
@@ -212,16 +214,37 @@ def test_tensors_of_many_sizes_that_go_round_are_weights(sizes: int, stays: bool
         for number in range(8):
             machine.copy(200 * US, 8_000_000 + 4096 * (number % sizes), "device-to-host", pinned=False)
 
-    assert ("register_buffer" in advice(verdict(step), "blocking-copy")) == stays
+    found = verdict(step)
+    said, finding = advice(found, "blocking-copy"), found.finding("blocking-copy")
+    assert finding is not None
+    assert ("no offloading" in said) == ("to the host and back" in finding.title) == stays
+    assert ("next batch" in said) == ("uint8" in said) == ("one batch" in finding.refute) != stays
+    assert "record_stream" in said
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-def test_what_is_pinned_is_not_to_be_pinned(pinned: bool) -> None:
-    def step(machine: Machine) -> None:
+def test_what_is_copied_ahead_is_pinned_first() -> None:
+    def step(machine: Machine, *, pinned: bool) -> None:
         machine.copy(2 * MS, 8_000_000, pinned=pinned)
         machine.launch(2 * MS)
 
-    assert ("pin_memory" in advice(verdict(step), "blocking-copy")) != pinned
+    ahead = [
+        next(remedy.how for remedy in finding.remedies if "next batch" in remedy.action)
+        for pinned in (True, False)
+        if (finding := verdict(partial(step, pinned=pinned)).finding("blocking-copy")) is not None
+    ]
+    assert ["pin_memory" in how for how in ahead] == [False, True]
+
+
+def test_all_copies_are_counted_with_those_that_kernels_hide() -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(2 * MS, 8_000_000, pinned=False)
+        machine.launch(2 * MS)
+        machine.copies.append(builders.copy(machine.gpu - 1 * MS, machine.gpu - MS // 2, size=2_000_000, stream=8))
+
+    finding = verdict(step).finding("blocking-copy")
+    assert finding is not None
+    assert finding.evidence["copies_per_step"] == 2
+    assert finding.evidence["copied_bytes_per_step"] == 10_000_000
 
 
 def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> None:

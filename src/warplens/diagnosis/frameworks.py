@@ -71,8 +71,16 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
     },
+    "Copy ahead what memory has no room for": {
+        "jax": "coming = jax.device_put(data)  # before what runs now has ended",
+        "cupy": "with copies: coming.set(pinned)  # copies = cupy.cuda.Stream(non_blocking=True)\n"
+        "compute.wait_event(copies.record())  # before use",
+        "*": "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, copies);  // a stream of its own\n"
+        "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
+    },
     "Copy less": {"*": "# send narrow types and convert on the GPU; keep results there"},
     "Keep on the GPU what is used in every step": {"*": "# allocate and copy it once, before the loop"},
+    "Keep on the GPU what comes back to it": {"*": "# where memory allows: no copy to the host in between"},
     "Read results back less often": {
         "jax": "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
         "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
