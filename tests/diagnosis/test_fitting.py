@@ -14,7 +14,7 @@ from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
 from warplens.diagnosis import Diagnosis, frameworks
 from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rules import rows
+from warplens.diagnosis.rules import RULES, rows
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
@@ -181,6 +181,22 @@ def test_a_remedy_without_counterpart_is_left_out_while_others_remain() -> None:
         "nsys profile ./program",
     ]
     assert frameworks.in_words_of("pytorch", (only, other)) == (only, other)
+    cached = Remedy("Keep the allocator from running out of memory", "export PYTORCH_X=1\n# or a smaller batch", "")
+    assert frameworks.in_words_of("cuda", (cached, other)) == (other,)
+
+
+def test_experiments_are_in_the_words_of_what_the_program_is_written_with() -> None:
+    written = {each.refutation for each in RULES}
+    for part, elsewhere in frameworks._EXPERIMENTS.items():
+        (experiment,) = (text for text in written if part in text)
+        assert frameworks.experiment_for("pytorch", experiment) == frameworks.experiment_for(None, experiment)
+        for framework in elsewhere:
+            if framework != "*":
+                assert part not in frameworks.experiment_for(framework, experiment)
+    stalled = programs.judged(record(programs.stalled_input)).finding("host-stall")
+    assert stalled is not None
+    assert "gc.disable()" in stalled.refute
+    assert "gc.disable()" not in frameworks.experiment_for("cuda", stalled.refute)
 
 
 def test_what_a_compiler_made_is_not_to_be_compiled() -> None:
@@ -390,3 +406,17 @@ def test_the_graph_of_a_step_that_trains_has_its_backward_pass_and_its_update(ke
     assert ("loss.backward(); optimizer.step()" in said) == trains
     assert ("capturable=True" in said) == trains
     assert "side stream" in said
+
+
+@pytest.mark.parametrize(("growth", "told"), [(4096, True), (0, False)])
+def test_a_cache_that_grows_has_to_get_a_fixed_size_before_it_is_captured(growth: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        for token in range(3):
+            for _ in range(2):
+                machine.copy(10 * US, 4_000_000 + token * growth, pinned=True)
+                machine.launch(3 * US, times=100)
+
+    finding = verdict(step).finding("launch-overhead")
+    assert finding is not None
+    (graph,) = (remedy for remedy in finding.remedies if "CUDA graph" in remedy.action)
+    assert ("StaticCache" in graph.expected) == told

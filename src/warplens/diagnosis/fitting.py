@@ -11,7 +11,7 @@ from warplens.analysis.categories import class_table
 from warplens.analysis.frames import once
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.frameworks import framework_of, in_words_of, is_of_pytorch
+from warplens.diagnosis.frameworks import experiment_for, framework_of, in_words_of, is_of_pytorch
 
 #: Engines that serve language models, by their kernel libraries.
 _ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
@@ -56,16 +56,17 @@ _NVIDIA_TOOL: Final = re.compile(r" \(ncu [^)]*\)|; ncu [^)]*(?=\))")
 
 
 def fitting(facts: Facts, finding: Finding) -> Finding:
-    """The finding with the remedies that fit; those already taken are left out, unless none would be left."""
+    """The finding with the remedies and the experiment that fit; remedies already taken go, unless none were left."""
     if _on_amd(facts):
         finding = replace(finding, refute=_NVIDIA_TOOL.sub("", finding.refute))
+    framework = None if _on_amd(facts) else framework_of(facts)
+    finding = replace(finding, refute=experiment_for(framework, finding.refute))
     if not finding.remedies:
         return finding
     taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
     served = finding.id == "launch-overhead" and not facts.graphed and _engine(facts)
     taken += [_CAPTURES] if served else []
     left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
-    framework = None if _on_amd(facts) else framework_of(facts)
     remedies = in_words_of(framework, tuple(left) or finding.remedies)
     unfit = [pattern for pattern, applies in _LINES if applies(facts)]
     left = [replace(remedy, how=how) for remedy in remedies if (how := _without(remedy.how, unfit))]

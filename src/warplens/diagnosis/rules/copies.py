@@ -49,6 +49,28 @@ def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
 
 
+#: Largest growth of a cache from one token to the next, as a share of it; other sizes differ by chance.
+_MOST_GROWTH_SHARE: Final = 0.1
+
+
+@once
+def copies_grow(facts: Facts) -> bool:
+    """Whether large copies over the link grow by the same few bytes twice in a row, as an offloaded cache does."""
+    rows = link_copies(facts)
+    bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
+    sent = facts.program.having("label", HOST_COPIES[0])[rows]
+    starts = facts.work["start_ns"].to_numpy()[rows]
+    for direction in (sent, ~sent):
+        chosen = np.flatnonzero(direction & (bytes_ > SMALL_COPY_BYTES))
+        sizes = bytes_[chosen[np.argsort(starts[chosen], kind="stable")]]
+        sizes = sizes[np.r_[True, np.diff(sizes) != 0]] if len(sizes) else sizes
+        growth = np.diff(sizes)
+        few = (growth > 0) & (growth <= _MOST_GROWTH_SHARE * sizes[:-1])
+        if (few[1:] & (growth[1:] == growth[:-1])).any():
+            return True
+    return False
+
+
 def _every_copy(facts: Facts) -> pl.DataFrame:
     """Times, bytes and `pageable` of all copies over the link, with those that kernels hide, which own no time."""
     if facts.is_part:

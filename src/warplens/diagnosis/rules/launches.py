@@ -24,6 +24,7 @@ from warplens.diagnosis.rule import (
     modelled,
     predicted,
 )
+from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
 from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
 from warplens.profile.schema import Float64s
@@ -277,18 +278,22 @@ class LaunchOverhead(Rule):
 
     @staticmethod
     def _obstacles(facts: Facts) -> str:
-        """Text after the gain of a graph: which calls must be removed before the step can be captured."""
+        """Text after the gain of a graph: what must go before the step can be captured, such as a growing cache."""
         allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
         calls = (
             ("wait", facts.host.waits, facts.waits_inside),
             ("allocation", facts.host.allocations, allocates),
         )
         per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
-        if not per_step:
-            return ""
         inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
-        removed = f"{inside} per step (warplens code lists them)"
-        return f"; the gain includes the removal of what no graph can capture: {removed}"
+        removed = f"{inside} per step (warplens code lists them)" if per_step else ""
+        grown = (
+            "copies that grow each time: first a cache of fixed size (transformers: StaticCache)"
+            if copies_grow(facts)
+            else ""
+        )
+        told = "; ".join(filter(None, (removed, grown)))
+        return f"; the gain includes the removal of what no graph can capture: {told}" if told else ""
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
         """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
