@@ -12,7 +12,7 @@ from tests.analysis import builders
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
-from warplens.diagnosis import Diagnosis, frameworks
+from warplens.diagnosis import Diagnosis, fitting, frameworks
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rules import RULES, rows
 
@@ -112,6 +112,18 @@ def test_attention_is_not_to_be_fused_where_there_is_none_to_fuse(kernel: str, t
     assert ("scaled_dot_product_attention" in advice(verdict(step), "launch-overhead")) == told
 
 
+FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)"
+
+
+def test_a_softmax_beside_fused_attention_may_be_of_a_router() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, SOFTMAX, times=200)
+        machine.launch(3 * US, FLASH)
+        machine.wait()
+
+    assert "scaled_dot_product_attention" not in advice(verdict(step), "launch-overhead")
+
+
 def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
     def step(machine: Machine) -> None:
         for _ in range(100):
@@ -122,6 +134,20 @@ def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
     said = advice(verdict(step), "launch-overhead")
     assert "enforce-eager" in said
     assert "reduce-overhead" not in said
+    assert "torch.compile(model)" not in said
+    assert "--max-num-seqs" in said
+
+
+@pytest.mark.parametrize(("kernel", "started"), [("void vllm::rms_norm_kernel(int)", True), (ADD, False)])
+def test_tools_start_the_engine_that_runs_the_model(kernel: str, started: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * MS, kernel)
+        machine.wait()
+        machine.think(5 * MS)
+
+    said = advice(verdict(step), "host-stall")
+    assert ("vllm serve" in said) == started
+    assert ("train.py" in said) != started
 
 
 CUPY = "cupy_add__float32_float32_float32"
@@ -420,3 +446,9 @@ def test_a_cache_that_grows_has_to_get_a_fixed_size_before_it_is_captured(growth
     assert finding is not None
     (graph,) = (remedy for remedy in finding.remedies if "CUDA graph" in remedy.action)
     assert ("StaticCache" in graph.expected) == told
+
+
+def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
+    folder = Path(fitting.__file__).parent
+    written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
+    assert not [begin for begin in fitting._IN_ENGINES if written.count(f'"{begin}') < 2]
