@@ -448,6 +448,21 @@ def test_a_cache_that_grows_has_to_get_a_fixed_size_before_it_is_captured(growth
     assert ("StaticCache" in graph.expected) == told
 
 
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>(int)"
+NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)"
+
+
+@pytest.mark.parametrize(("last", "turns", "told"), [(GELU, 64, True), (NORM, 64, False), (GELU, 4, False)])
+def test_networks_of_equal_sizes_in_a_loop_are_stacked(last: str, turns: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(turns):
+            machine.launch(3 * US, BF16_GEMM, times=2)
+            machine.launch(3 * US, last)
+        machine.wait()
+
+    assert ("stack_module_state" in advice(verdict(step), "launch-overhead")) == told
+
+
 def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
     folder = Path(fitting.__file__).parent
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))

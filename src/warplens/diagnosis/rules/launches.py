@@ -26,7 +26,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
-from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
+from warplens.diagnosis.structure import Passes, loops_of, passes_of_step, turns_of_step
 from warplens.profile.schema import Float64s
 
 #: For idle time before launches of CUDA graphs.
@@ -87,6 +87,38 @@ _MOST_BETWEEN_CELLS: Final = 64
 _LEAST_CELLS: Final = 8
 #: Share of the host's time for such a loop that one call saves.
 _CELLS_SAVED_SHARE: Final = 0.78
+
+
+#: For loops over networks of equal sizes.
+_STACKED: Final = (
+    "# parts of equal sizes that do not need one another, such as experts: their weights stacked, and one torch.bmm\n"
+    "# for all (torch.func.stack_module_state and torch.vmap)\n"
+)
+
+#: Least share of the launches of a step in loops over networks.
+_STACKED_SHARE: Final = 0.5
+#: Steps of more kernels are not searched for loops.
+_MOST_KERNELS: Final = 200_000
+
+
+def _loops_over_networks(facts: Facts) -> bool:
+    """Whether most launches of the first step are loops of many equal turns with products, but none of a whole layer.
+
+    The profile does not show whether a turn needs the turn before.
+    """
+    program = facts.program
+    if facts.phase is not None or not facts.window.steps:
+        return False
+    rows = next(iter(program.by_step()), None)
+    if rows is None or len(rows) > _MOST_KERNELS:
+        return False
+    others = program.labelled("normalization", "softmax", "attention", "communication", "convolution")
+    others = others | program.marked("recurrent-cell") | program.optimizing
+    turns = (
+        (rows[begin : begin + period], stop - begin) for begin, stop, period in loops_of(program.launched_as(rows))
+    )
+    looped = sum(length for turn, length in turns if program.products[turn].any() and not others[turn].any())
+    return looped >= _STACKED_SHARE * len(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +297,8 @@ class LaunchOverhead(Rule):
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
-                    "# F.scaled_dot_product_attention for written-out attention\n"
+                    + (_STACKED if turns is None and merged is None and _loops_over_networks(facts) else "")
+                    + "# F.scaled_dot_product_attention for written-out attention\n"
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
