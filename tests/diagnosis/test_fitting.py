@@ -463,6 +463,22 @@ def test_networks_of_equal_sizes_in_a_loop_are_stacked(last: str, turns: int, to
     assert ("stack_module_state" in advice(verdict(step), "launch-overhead")) == told
 
 
+@pytest.mark.parametrize(("updates", "told"), [(200, True), (20, False)])
+def test_launches_are_told_that_are_mostly_behind_the_backward_pass(updates: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, BF16_GEMM, times=50)
+        with machine.range("backward"):
+            machine.launch(3 * US, BACKWARD, times=50)
+        machine.launch(3 * US, BF16_GEMM, times=updates)
+        machine.wait()
+
+    found = verdict(step)
+    finding = found.finding("launch-overhead")
+    assert finding is not None
+    assert finding.evidence.get("behind_backward_per_step") == (updates if told else None)
+    assert ("torch.compile(optimizer.step)" in advice(found, "launch-overhead")) == told
+
+
 def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
     folder = Path(fitting.__file__).parent
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))

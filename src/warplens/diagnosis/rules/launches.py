@@ -26,7 +26,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
-from warplens.diagnosis.structure import Passes, loops_of, passes_of_step, turns_of_step
+from warplens.diagnosis.structure import Passes, backward_work, loops_of, passes_of_step, turns_of_step
 from warplens.profile.schema import Float64s
 
 #: For idle time before launches of CUDA graphs.
@@ -121,6 +121,26 @@ def _loops_over_networks(facts: Facts) -> bool:
     return looped >= _STACKED_SHARE * len(rows)
 
 
+#: For programs that launch most of a step behind the backward pass.
+_UPDATED: Final = (
+    "update = torch.compile(optimizer.step)  # most launches are behind the backward pass\n"
+    "# an optimizer that works on each matrix: matrices of equal shape stacked, and one torch.bmm for all\n"
+)
+
+
+def _behind_backward(facts: Facts) -> float | None:
+    """Kernels per step that start behind the last one of its backward pass, if they are most; else None."""
+    if facts.phase is not None or not facts.trains or not facts.window.steps:
+        return None
+    backward, kernels = backward_work(facts), facts.program.is_kernel
+    starts, behind = facts.work["start_ns"].to_numpy(), 0
+    for rows in facts.program.by_step():
+        of_backward = starts[rows[backward[rows]]]
+        if len(of_backward):
+            behind += int((kernels[rows] & (starts[rows] > of_backward.max())).sum())
+    return behind / facts.process_steps if 2 * behind > kernels.sum() else None
+
+
 @dataclass(frozen=True, eq=False)
 class _Recurrence:
     """A recurrent network that is launched one time step after another."""
@@ -176,6 +196,7 @@ class LaunchOverhead(Rule):
         **IDLE_SHARE,
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
+        "behind_backward_per_step": "of these, behind the backward pass, as the optimizer is, if they are most",
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
@@ -231,6 +252,7 @@ class LaunchOverhead(Rule):
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
+        behind = _behind_backward(facts) if claimed else None
         graphed = Remedy(
             "Replay the step from a CUDA graph",
             _CAPTURED_TRAINING if facts.trains else _CAPTURED,
@@ -258,6 +280,7 @@ class LaunchOverhead(Rule):
                 "idle_ns": claimed,
                 "idle_share": claimed / facts.wall_ns,
                 "launches_per_step": durations.len() / facts.process_steps,
+                "behind_backward_per_step": behind,
                 "passes_per_step": passes.count if merged is not None else None,
                 "cells_per_step": cells.cells if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
@@ -297,6 +320,7 @@ class LaunchOverhead(Rule):
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
+                    + (_UPDATED if behind is not None else "")
                     + (_STACKED if turns is None and merged is None and _loops_over_networks(facts) else "")
                     + "# F.scaled_dot_product_attention for written-out attention\n"
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
