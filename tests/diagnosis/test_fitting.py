@@ -452,12 +452,25 @@ GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKe
 NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)"
 
 
-@pytest.mark.parametrize(("last", "turns", "told"), [(GELU, 64, True), (NORM, 64, False), (GELU, 4, False)])
-def test_networks_of_equal_sizes_in_a_loop_are_stacked(last: str, turns: int, told: bool) -> None:
+SECOND_GEMM = "nvjet_sm90_tst_64x16_64x16_2x4_h_bz_splitK_bias_TNT"
+SUM = "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(int)"
+
+
+@pytest.mark.parametrize(
+    ("second", "last", "turns", "told"),
+    [
+        (SECOND_GEMM, GELU, 64, True),
+        (SECOND_GEMM, NORM, 64, False),
+        (SECOND_GEMM, GELU, 4, False),
+        (SUM, GELU, 64, False),
+    ],
+)
+def test_networks_of_equal_sizes_in_a_loop_are_stacked(second: str, last: str, turns: int, told: bool) -> None:
     def step(machine: Machine) -> None:
         for _ in range(turns):
-            machine.launch(3 * US, BF16_GEMM, times=2)
+            machine.launch(3 * US, BF16_GEMM)
             machine.launch(3 * US, last)
+            machine.launch(3 * US, second)
         machine.wait()
 
     assert ("stack_module_state" in advice(verdict(step), "launch-overhead")) == told

@@ -27,6 +27,7 @@ from warplens.diagnosis.rule import (
 from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
 from warplens.diagnosis.structure import Passes, backward_work, loops_of, passes_of_step, turns_of_step
+from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Float64s
 
 #: For idle time before launches of CUDA graphs.
@@ -95,6 +96,8 @@ _STACKED: Final = (
     "# for all (torch.func.stack_module_state and torch.vmap)\n"
 )
 
+#: Kernels that sum up the parts of a product, and multiply nothing.
+_SUMS_UP: Final = lazy_pattern(r"(?i)split_?k_?reduce")
 #: Least share of the launches of a step in loops over networks.
 _STACKED_SHARE: Final = 0.5
 #: Steps of more kernels are not searched for loops.
@@ -102,9 +105,10 @@ _MOST_KERNELS: Final = 200_000
 
 
 def _loops_over_networks(facts: Facts) -> bool:
-    """Whether most launches of the first step are loops of many equal turns with products, but none of a whole layer.
+    """Whether most launches of the first step are loops of many equal turns with several products and no norms.
 
-    The profile does not show whether a turn needs the turn before.
+    A turn with one product may be a layer of a deep network, and one with norms a block of it. The profile does not
+    show whether a turn needs the turn before.
     """
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
@@ -117,7 +121,12 @@ def _loops_over_networks(facts: Facts) -> bool:
     turns = (
         (rows[begin : begin + period], stop - begin) for begin, stop, period in loops_of(program.launched_as(rows))
     )
-    looped = sum(length for turn, length in turns if program.products[turn].any() and not others[turn].any())
+    names = program.full_names()
+    looped = 0
+    for turn, length in turns:
+        products = np.unique(program.name_codes[turn[program.products[turn]]])
+        if sum(_SUMS_UP.search(names[code]) is None for code in products) > 1 and not others[turn].any():
+            looped += length
     return looped >= _STACKED_SHARE * len(rows)
 
 
