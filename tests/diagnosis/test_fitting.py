@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.analysis import builders
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
-from warplens.diagnosis import Diagnosis, frameworks
+from warplens.diagnosis import Diagnosis, fitting, frameworks
 from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rules import rows
+from warplens.diagnosis.rules import RULES, rows
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
@@ -110,6 +112,18 @@ def test_attention_is_not_to_be_fused_where_there_is_none_to_fuse(kernel: str, t
     assert ("scaled_dot_product_attention" in advice(verdict(step), "launch-overhead")) == told
 
 
+FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)"
+
+
+def test_a_softmax_beside_fused_attention_may_be_of_a_router() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, SOFTMAX, times=200)
+        machine.launch(3 * US, FLASH)
+        machine.wait()
+
+    assert "scaled_dot_product_attention" not in advice(verdict(step), "launch-overhead")
+
+
 def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
     def step(machine: Machine) -> None:
         for _ in range(100):
@@ -120,6 +134,20 @@ def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
     said = advice(verdict(step), "launch-overhead")
     assert "enforce-eager" in said
     assert "reduce-overhead" not in said
+    assert "torch.compile(model)" not in said
+    assert "--max-num-seqs" in said
+
+
+@pytest.mark.parametrize(("kernel", "started"), [("void vllm::rms_norm_kernel(int)", True), (ADD, False)])
+def test_tools_start_the_engine_that_runs_the_model(kernel: str, started: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * MS, kernel)
+        machine.wait()
+        machine.think(5 * MS)
+
+    said = advice(verdict(step), "host-stall")
+    assert ("vllm serve" in said) == started
+    assert ("train.py" in said) != started
 
 
 CUPY = "cupy_add__float32_float32_float32"
@@ -179,6 +207,22 @@ def test_a_remedy_without_counterpart_is_left_out_while_others_remain() -> None:
         "nsys profile ./program",
     ]
     assert frameworks.in_words_of("pytorch", (only, other)) == (only, other)
+    cached = Remedy("Keep the allocator from running out of memory", "export PYTORCH_X=1\n# or a smaller batch", "")
+    assert frameworks.in_words_of("cuda", (cached, other)) == (other,)
+
+
+def test_experiments_are_in_the_words_of_what_the_program_is_written_with() -> None:
+    written = {each.refutation for each in RULES}
+    for part, elsewhere in frameworks._EXPERIMENTS.items():
+        (experiment,) = (text for text in written if part in text)
+        assert frameworks.experiment_for("pytorch", experiment) == frameworks.experiment_for(None, experiment)
+        for framework in elsewhere:
+            if framework != "*":
+                assert part not in frameworks.experiment_for(framework, experiment)
+    stalled = programs.judged(record(programs.stalled_input)).finding("host-stall")
+    assert stalled is not None
+    assert "gc.disable()" in stalled.refute
+    assert "gc.disable()" not in frameworks.experiment_for("cuda", stalled.refute)
 
 
 def test_what_a_compiler_made_is_not_to_be_compiled() -> None:
@@ -212,16 +256,37 @@ def test_tensors_of_many_sizes_that_go_round_are_weights(sizes: int, stays: bool
         for number in range(8):
             machine.copy(200 * US, 8_000_000 + 4096 * (number % sizes), "device-to-host", pinned=False)
 
-    assert ("register_buffer" in advice(verdict(step), "blocking-copy")) == stays
+    found = verdict(step)
+    said, finding = advice(found, "blocking-copy"), found.finding("blocking-copy")
+    assert finding is not None
+    assert ("no offloading" in said) == ("to the host and back" in finding.title) == stays
+    assert ("next batch" in said) == ("uint8" in said) == ("one batch" in finding.refute) != stays
+    assert "record_stream" in said
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-def test_what_is_pinned_is_not_to_be_pinned(pinned: bool) -> None:
-    def step(machine: Machine) -> None:
+def test_what_is_copied_ahead_is_pinned_first() -> None:
+    def step(machine: Machine, *, pinned: bool) -> None:
         machine.copy(2 * MS, 8_000_000, pinned=pinned)
         machine.launch(2 * MS)
 
-    assert ("pin_memory" in advice(verdict(step), "blocking-copy")) != pinned
+    ahead = [
+        next(remedy.how for remedy in finding.remedies if "next batch" in remedy.action)
+        for pinned in (True, False)
+        if (finding := verdict(partial(step, pinned=pinned)).finding("blocking-copy")) is not None
+    ]
+    assert ["pin_memory" in how for how in ahead] == [False, True]
+
+
+def test_all_copies_are_counted_with_those_that_kernels_hide() -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(2 * MS, 8_000_000, pinned=False)
+        machine.launch(2 * MS)
+        machine.copies.append(builders.copy(machine.gpu - 1 * MS, machine.gpu - MS // 2, size=2_000_000, stream=8))
+
+    finding = verdict(step).finding("blocking-copy")
+    assert finding is not None
+    assert finding.evidence["copies_per_step"] == 2
+    assert finding.evidence["copied_bytes_per_step"] == 10_000_000
 
 
 def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> None:
@@ -359,3 +424,75 @@ def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: s
     assert told in finding.title
     assert ("under load" in finding.remedies[0].how) == (not inside)
     assert finding.where == (("request",) if inside else ())
+
+
+@pytest.mark.parametrize(("kernel", "trains"), [(BACKWARD, True), (ADD, False)])
+def test_the_graph_of_a_step_that_trains_has_its_backward_pass_and_its_update(kernel: str, trains: bool) -> None:
+    said = advice(verdict(lambda machine: machine.launch(3 * US, kernel, times=200)), "launch-overhead")
+    assert ("loss.backward(); optimizer.step()" in said) == trains
+    assert ("capturable=True" in said) == trains
+    assert "side stream" in said
+
+
+@pytest.mark.parametrize(("growth", "told"), [(4096, True), (0, False)])
+def test_a_cache_that_grows_has_to_get_a_fixed_size_before_it_is_captured(growth: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        for token in range(3):
+            for _ in range(2):
+                machine.copy(10 * US, 4_000_000 + token * growth, pinned=True)
+                machine.launch(3 * US, times=100)
+
+    finding = verdict(step).finding("launch-overhead")
+    assert finding is not None
+    (graph,) = (remedy for remedy in finding.remedies if "CUDA graph" in remedy.action)
+    assert ("StaticCache" in graph.expected) == told
+
+
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>(int)"
+NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)"
+
+
+SECOND_GEMM = "nvjet_sm90_tst_64x16_64x16_2x4_h_bz_splitK_bias_TNT"
+SUM = "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(int)"
+
+
+@pytest.mark.parametrize(
+    ("second", "last", "turns", "told"),
+    [
+        (SECOND_GEMM, GELU, 64, True),
+        (SECOND_GEMM, NORM, 64, False),
+        (SECOND_GEMM, GELU, 4, False),
+        (SUM, GELU, 64, False),
+    ],
+)
+def test_networks_of_equal_sizes_in_a_loop_are_stacked(second: str, last: str, turns: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(turns):
+            machine.launch(3 * US, BF16_GEMM)
+            machine.launch(3 * US, last)
+            machine.launch(3 * US, second)
+        machine.wait()
+
+    assert ("stack_module_state" in advice(verdict(step), "launch-overhead")) == told
+
+
+@pytest.mark.parametrize(("updates", "told"), [(200, True), (20, False)])
+def test_launches_are_told_that_are_mostly_behind_the_backward_pass(updates: int, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, BF16_GEMM, times=50)
+        with machine.range("backward"):
+            machine.launch(3 * US, BACKWARD, times=50)
+        machine.launch(3 * US, BF16_GEMM, times=updates)
+        machine.wait()
+
+    found = verdict(step)
+    finding = found.finding("launch-overhead")
+    assert finding is not None
+    assert finding.evidence.get("behind_backward_per_step") == (updates if told else None)
+    assert ("torch.compile(optimizer.step)" in advice(found, "launch-overhead")) == told
+
+
+def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
+    folder = Path(fitting.__file__).parent
+    written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
+    assert not [begin for begin in fitting._IN_ENGINES if written.count(f'"{begin}') < 2]

@@ -11,7 +11,7 @@ from warplens.analysis.categories import class_table
 from warplens.analysis.frames import once
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.frameworks import framework_of, in_words_of, is_of_pytorch
+from warplens.diagnosis.frameworks import experiment_for, framework_of, in_words_of, is_of_pytorch
 
 #: Engines that serve language models, by their kernel libraries.
 _ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
@@ -25,14 +25,39 @@ _ENGINE_GRAPHS: Final = Remedy(
     "",
 )
 
+#: What compiles the model in an engine, and what takes its host code out.
+_COMPILED_BY_ENGINE: Final = "# vllm compiles the model without --enforce-eager; sglang: --enable-torch-compile"
+_WITHOUT_HOST: Final = (
+    "# the engine's CUDA graphs launch these kernels without host code:\n"
+    "# no --enforce-eager; sglang: no --disable-cuda-graph"
+)
+
+#: Begin of an action → the code for it where an engine runs the model, whose loop and steps are not the user's.
+_IN_ENGINES: Final = {
+    "Launch fewer kernels": _COMPILED_BY_ENGINE,
+    "Compile the blocks": _COMPILED_BY_ENGINE,
+    "Give each launch more work": "# more requests at a time: load for them, --max-num-seqs, --max-num-batched-tokens\n"
+    "# (sglang: --max-running-requests, --chunked-prefill-size)",
+    "Take the host out of these operators": _WITHOUT_HOST,
+    "Reduce host work in the forward pass": _WITHOUT_HOST,
+    "Reduce host work between tokens": "vllm serve MODEL --async-scheduling  # plans the next pass during this one\n"
+    "# sglang: without --disable-overlap-schedule",
+    "Find out what the host does there": "py-spy record --gil --subprocesses -- vllm serve MODEL\n"
+    "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true --trace-fork-before-exec=true vllm serve MODEL",
+    "Record steps only": "# some seconds under load: POST /start_profile, then /stop_profile (vllm, sglang)\n"
+    "# or --window for the profile at hand",
+}
+
 
 def _on_amd(facts: Facts) -> bool:
     return not facts.of_nvidia
 
 
 def _attention_is_fused(facts: Facts) -> bool:
-    """Whether no softmax could be part of unfused attention."""
+    """Whether no softmax could be part of unfused attention: beside fused attention, another softmax may be routing."""
     program = facts.program
+    if program.labelled("attention").any():
+        return True
     return not (program.labelled("softmax") & ~program.marked("log-softmax")).any()
 
 
@@ -56,17 +81,20 @@ _NVIDIA_TOOL: Final = re.compile(r" \(ncu [^)]*\)|; ncu [^)]*(?=\))")
 
 
 def fitting(facts: Facts, finding: Finding) -> Finding:
-    """The finding with the remedies that fit; those already taken are left out, unless none would be left."""
+    """The finding with the remedies and the experiment that fit; remedies already taken go, unless none were left."""
     if _on_amd(facts):
         finding = replace(finding, refute=_NVIDIA_TOOL.sub("", finding.refute))
+    framework = None if _on_amd(facts) else framework_of(facts)
+    finding = replace(finding, refute=experiment_for(framework, finding.refute))
     if not finding.remedies:
         return finding
     taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
-    served = finding.id == "launch-overhead" and not facts.graphed and _engine(facts)
+    engine = _engine(facts)
+    served = finding.id == "launch-overhead" and not facts.graphed and engine
     taken += [_CAPTURES] if served else []
     left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
-    framework = None if _on_amd(facts) else framework_of(facts)
     remedies = in_words_of(framework, tuple(left) or finding.remedies)
+    remedies = tuple(map(_in_engine, remedies)) if engine else remedies
     unfit = [pattern for pattern, applies in _LINES if applies(facts)]
     left = [replace(remedy, how=how) for remedy in remedies if (how := _without(remedy.how, unfit))]
     if served:
@@ -75,15 +103,21 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     return replace(finding, remedies=tuple(left)) if left else finding
 
 
+def _in_engine(remedy: Remedy) -> Remedy:
+    """The remedy where an engine runs the model: its options, and commands that start it."""
+    told = next((how for begin, how in _IN_ENGINES.items() if remedy.action.startswith(begin)), remedy.how)
+    return replace(remedy, how=told.replace("python train.py", "vllm serve MODEL"))
+
+
 def _without(how: str, unfit: list[re.Pattern[str]]) -> str:
     return "\n".join(line for line in how.split("\n") if not any(pattern.search(line) for pattern in unfit))
 
 
 @once
 def _engine(facts: Facts) -> bool:
-    """Whether the profile has kernels of an engine that serves language models."""
+    """Whether the profile has kernels of an engine that serves language models, and no training."""
     kernels = facts.timeline.trace.kernels["full_name"]
-    return bool(class_table(kernels)["library"].is_in(_ENGINES).any())
+    return bool(class_table(kernels)["library"].is_in(_ENGINES).any()) and not facts.trains
 
 
 def framework_doubt(facts: Facts, findings: Iterable[Finding]) -> str | None:

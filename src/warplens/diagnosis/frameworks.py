@@ -71,8 +71,16 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
     },
+    "Copy ahead what memory has no room for": {
+        "jax": "coming = jax.device_put(data)  # before what runs now has ended",
+        "cupy": "with copies: coming.set(pinned)  # copies = cupy.cuda.Stream(non_blocking=True)\n"
+        "compute.wait_event(copies.record())  # before use",
+        "*": "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, copies);  // a stream of its own\n"
+        "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
+    },
     "Copy less": {"*": "# send narrow types and convert on the GPU; keep results there"},
     "Keep on the GPU what is used in every step": {"*": "# allocate and copy it once, before the loop"},
+    "Keep on the GPU what comes back to it": {"*": "# where memory allows: no copy to the host in between"},
     "Read results back less often": {
         "jax": "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
         "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
@@ -245,6 +253,28 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
     },
 }
 
+#: Begin of the action of remedies for what only PyTorch has, though a part of their code would stay.
+_ONLY_PYTORCH: Final = ("Keep the allocator from running out of memory",)
+
+#: Part of an experiment → framework → the part for it. `*`: other frameworks.
+_EXPERIMENTS: Final[dict[str, dict[str, str]]] = {
+    ", gc.disable()": {"cuda": ""},
+    " (torch.cuda.Event)": {
+        "jax": " (block_until_ready after many steps)",
+        "cupy": " (cupyx.profiler.benchmark)",
+        "*": " (cudaEventElapsedTime)",
+    },
+    "Compile one block (torch.compile(block))": {
+        "jax": "Compile one block (jax.jit(block))",
+        "*": "Fuse the kernels of one chain",
+    },
+    "torch.nn.functional.scaled_dot_product_attention": {
+        "jax": "jax.nn.dot_product_attention",
+        "*": "one fused kernel (cuDNN)",
+    },
+    "Skip optimizer.step()": {"*": "Skip the update of the parameters"},
+}
+
 
 @once
 def framework_of(facts: Facts) -> Framework | None:
@@ -296,6 +326,16 @@ def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tu
     return tuple(remedy for remedy in translated if not is_of_pytorch(remedy)) or remedies
 
 
+def experiment_for(framework: Framework | None, experiment: str) -> str:
+    """The experiment that would refute a finding, in the words of that framework."""
+    if framework is None or framework == "pytorch":
+        return experiment
+    for part, elsewhere in _EXPERIMENTS.items():
+        if (counterpart := elsewhere.get(framework, elsewhere.get("*"))) is not None:
+            experiment = experiment.replace(part, counterpart)
+    return experiment
+
+
 def _translated(framework: Framework, remedy: Remedy) -> Remedy:
     for begin, elsewhere in _ELSEWHERE.items():
         if remedy.action.startswith(begin) and (counterpart := elsewhere.get(framework) or elsewhere.get("*")):
@@ -304,6 +344,8 @@ def _translated(framework: Framework, remedy: Remedy) -> Remedy:
             remedy = Remedy(action, how, expected[0]) if expected else replace(remedy, action=action, how=how)
             break
     else:
+        if remedy.action.startswith(_ONLY_PYTORCH):
+            return remedy
         lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]
         remedy = replace(remedy, how="\n".join(lines)) if lines else remedy
     if framework == "cuda":

@@ -49,6 +49,39 @@ def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
 
 
+#: Largest growth of a cache from one token to the next, as a share of it; other sizes differ by chance.
+_MOST_GROWTH_SHARE: Final = 0.1
+
+
+@once
+def copies_grow(facts: Facts) -> bool:
+    """Whether large copies over the link grow by the same few bytes twice in a row, as an offloaded cache does."""
+    rows = link_copies(facts)
+    bytes_ = facts.work["bytes"].gather(rows).fill_null(0).to_numpy()
+    sent = facts.program.having("label", HOST_COPIES[0])[rows]
+    starts = facts.work["start_ns"].to_numpy()[rows]
+    for direction in (sent, ~sent):
+        chosen = np.flatnonzero(direction & (bytes_ > SMALL_COPY_BYTES))
+        sizes = bytes_[chosen[np.argsort(starts[chosen], kind="stable")]]
+        sizes = sizes[np.r_[True, np.diff(sizes) != 0]] if len(sizes) else sizes
+        growth = np.diff(sizes)
+        few = (growth > 0) & (growth <= _MOST_GROWTH_SHARE * sizes[:-1])
+        if (few[1:] & (growth[1:] == growth[:-1])).any():
+            return True
+    return False
+
+
+def _every_copy(facts: Facts) -> pl.DataFrame:
+    """Times, bytes and `pageable` of all copies over the link, with those that kernels hide, which own no time."""
+    if facts.is_part:
+        return facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
+    work = facts.timeline.work_in(facts.window)
+    copies = facts.timeline.trace.copies[work["row"].filter(work["kind"] == "copy")]
+    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
+    over_link = copies.filter(pl.col("direction").is_in(HOST_COPIES))
+    return over_link.select("start_ns", "end_ns", "bytes", pageable=pageable.fill_null(value=False))
+
+
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:
     """Shares of the pieces of work, shape (pieces,): all of these rows, none of the others."""
     share = np.zeros(facts.work.height)
@@ -77,13 +110,17 @@ class BlockingCopy(Rule):
         "host_held_idle_ns": "pauses while a copy blocked the host",
         "claimed_share": "all claimed time, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
-        "copies_per_step": "number of copies",
+        "copies_per_step": "number of copies, with those that kernels hide",
         "bandwidth_bytes_per_s": "their bytes over the time in which one of them ran",
         "pageable_share": "the share of the bytes from or to pageable memory",
     }
     refutation = (
         "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the copies were "
         "not the limit."
+    )
+    staying_refutation: ClassVar = (
+        "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
+        "were not the limit."
     )
     precedence = "certain"
 
@@ -107,6 +144,7 @@ class BlockingCopy(Rule):
         1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
     )
 
+    returning_title: ClassVar = "Data that could stay on the GPU are copied to the host and back, which delays the work"
     pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
 
     @remembered
@@ -139,15 +177,16 @@ class BlockingCopy(Rule):
         exposed = claims.of_work(self.id)
         if not claimed:
             return None
-        copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
-        copying_ns = total(union(Intervals.of(copies)))
+        copies = facts.work.select("bytes", "pageable")[link_copies(facts)]
         moved = int(copies["bytes"].sum())
-        pageable = copies.filter("pageable")
-        from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
+        from_pageable = int(copies.filter("pageable")["bytes"].sum()) / moved if moved else None
+        every = _every_copy(facts)
+        every_bytes, copying_ns = int(every["bytes"].sum()), total(union(Intervals.of(every)))
         unpinned = (from_pageable or 0.0) >= self.pageable_share
         staying = self._staying(facts)
         stays = bool(staying.any())
         pieces = self._pieces(facts)
+        returns = stays and self._comes_back(facts, staying)
         at_once = facts.replayed("no-synchronization", calls=pieces) if pieces.any() and not stays else None
         replayed = at_once or self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
@@ -164,13 +203,7 @@ class BlockingCopy(Rule):
             + "x = x.to('cuda', non_blocking=True)",
             modelled(facts, "async-copies"),
         )
-        ahead = Remedy(
-            "Copy the next batch while this one is computed",
-            "side = torch.cuda.Stream()\n"
-            "with torch.cuda.stream(side): next_x = x.to('cuda', non_blocking=True)\n"
-            "torch.cuda.current_stream().wait_stream(side)  # before use",
-            modelled(facts, "overlapped-copies"),
-        )
+        ahead = _ahead(facts, stays=stays, unpinned=unpinned)
         others = not stays and not link_bound and at_once is None
         if overlaps or not others:
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
@@ -182,10 +215,11 @@ class BlockingCopy(Rule):
             known = halved > 1 and 2 * int(bytes_[~sent].sum()) <= moved
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
-        return self.raised(
+        found = self.raised(
             facts,
             claimed,
             title=first_of(
+                (returns, self.returning_title),
                 (stays, "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"),
                 (at_once is not None, self.pieces_title),
                 (unpinned, "Copies from pageable memory delay the work"),
@@ -196,19 +230,20 @@ class BlockingCopy(Rule):
                 "exposed_copy_ns": claims.busy_ns(self.id),
                 "host_held_idle_ns": claims.idle_ns(self.id),
                 "claimed_share": claimed / facts.wall_ns,
-                "copied_bytes_per_step": moved / facts.steps,
-                "copies_per_step": copies.height / facts.steps,
-                "bandwidth_bytes_per_s": moved / copying_ns * _NS_PER_S if copying_ns else None,
-                "pageable_share": from_pageable,
+                "copied_bytes_per_step": every_bytes / facts.steps,
+                "copies_per_step": every.height / facts.steps,
+                "bandwidth_bytes_per_s": every_bytes / copying_ns * _NS_PER_S if copying_ns else None,
+                "pageable_share": int(every.filter("pageable")["bytes"].sum()) / every_bytes if every_bytes else None,
             },
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
-            remedies=(
-                _STAYING if stays else None,
+            remedies=(_RETURNING if returns else _STAYING, ahead)
+            if stays
+            else (
                 _ALL_PIECES if at_once is not None else None,
                 less if link_bound else None,
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
-                *self._once(facts, stays=stays),
+                *self._once(facts),
                 None if link_bound else less,
             ),
             on_gpu=True,
@@ -220,13 +255,14 @@ class BlockingCopy(Rule):
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
+        return found if found is None or not stays else replace(found, refute=self.staying_refutation)
 
-    def _once(self, facts: Facts, *, stays: bool) -> Iterator[Remedy]:
+    def _once(self, facts: Facts) -> Iterator[Remedy]:
         """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain."""
         rows, bytes_, sent, large = self._over_link(facts)
         sent = sent & large
         sizes, of = bytes_[sent], facts.program.step[rows[sent]].astype(np.int64)
-        if stays or facts.steps < 2 or not len(sizes):
+        if facts.steps < 2 or not len(sizes):
             return
         steps, counts = np.unique(of, return_counts=True)
         if len(steps) != facts.steps or (counts != counts[0]).any():
@@ -288,6 +324,14 @@ class BlockingCopy(Rule):
         both = np.minimum(of_sent, of_fetched)
         distinct = len(np.unique(sizes[both > 0, 1]))
         return bool(distinct >= self.distinct_sizes and both @ sizes[:, 1] >= self.round_share * bytes_[sent].sum())
+
+    def _comes_back(self, facts: Facts, staying: Float64s) -> bool:
+        """Whether most of these bytes that are sent were fetched in copies of the same sizes."""
+        rows, bytes_, sent, _ = self._over_link(facts)
+        chosen = staying[rows] > 0
+        sizes, found = np.unique(bytes_[chosen], return_inverse=True)
+        of_sent, of_fetched = (np.bincount(found[which[chosen]], minlength=len(sizes)) for which in (sent, ~sent))
+        return bool(np.minimum(of_sent, of_fetched) @ sizes >= self.inside_share * (of_sent @ sizes))
 
     def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
         """Whether several of these copies of a step have products between them."""
@@ -360,6 +404,37 @@ _STAYING: Final = Remedy(
     f"{GAIN}: these copies are not made",
 )
 
+#: For data that are copied to the host and come back.
+_RETURNING: Final = Remedy(
+    "Keep on the GPU what comes back to it",
+    "# where memory allows, no offloading: of models and layers (cpu_offload, device_map, model.to('cpu')),\n"
+    "# of activations (save_on_cpu()), of keys and values (transformers: no cache_implementation='offloaded';\n"
+    "# DynamicCache(config=model.config, offloading=False) is the default)",
+    f"{GAIN}: these copies are not made",
+)
+
+
+def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:
+    """The remedy to copy on a stream of its own: the next input, or data that the step uses again.
+
+    A copy from pageable memory holds the host up, so that such memory has to be pinned first.
+    """
+    what = "data" if stays else "x"
+    pin = (
+        "data = data.pin_memory()  # once, before the loop\n"
+        if stays
+        else "loader = DataLoader(dataset, pin_memory=True)\n"
+    )
+    return Remedy(
+        "Copy ahead what memory has no room for" if stays else "Copy the next batch while this one is computed",
+        (pin if unpinned else "")
+        + "side = torch.cuda.Stream()\n"
+        + f"with torch.cuda.stream(side): next_{what} = {what}.to('cuda', non_blocking=True)\n"
+        + "torch.cuda.current_stream().wait_stream(side)  # before use\n"
+        + f"next_{what}.record_stream(torch.cuda.current_stream())",
+        modelled(facts, "overlapped-copies"),
+    )
+
 
 class AllocatorChurn(Rule):
     """Idle time while the host was inside cudaMalloc, cudaFree and similar calls, which occur in every step."""
@@ -419,7 +494,7 @@ class AllocatorChurn(Rule):
                 ),
                 Remedy(
                     "Keep the allocator from running out of memory and retrying",
-                    "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+                    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # 2.9 renames it, but reads both\n"
                     "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
                     "# (torch.cuda.memory_stats()['num_alloc_retries'])",
                     pooled,

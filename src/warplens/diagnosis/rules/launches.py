@@ -24,8 +24,10 @@ from warplens.diagnosis.rule import (
     modelled,
     predicted,
 )
+from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
-from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
+from warplens.diagnosis.structure import Passes, backward_work, loops_of, passes_of_step, turns_of_step
+from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Float64s
 
 #: For idle time before launches of CUDA graphs.
@@ -42,6 +44,24 @@ _FROM_GRAPHS: Final = (
     ),
 )
 
+
+#: Code for the graph of a step: of a forward pass alone, and of one that trains.
+_CAPTURED: Final = (
+    "model = torch.compile(model, mode='reduce-overhead')\n"
+    "# or by hand, after a few calls on a side stream, torch.cuda.stream(side), as warm-up:\n"
+    "g = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(g): y = model(static_x)\n"
+    "static_x.copy_(x); g.replay()"
+)
+_CAPTURED_TRAINING: Final = (
+    "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass; and the update:\n"
+    "update = torch.compile(optimizer.step, mode='reduce-overhead')\n"
+    "# or the whole step by hand, after a few steps on a side stream, torch.cuda.stream(side), as warm-up;\n"
+    "# with torch.optim.AdamW(model.parameters(), capturable=True)\n"
+    "optimizer.zero_grad(set_to_none=True); g = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(g): loss = loss_of(model(static_x), static_y); loss.backward(); optimizer.step()\n"
+    "static_x.copy_(x); static_y.copy_(y); g.replay()"
+)
 
 #: For steps whose launches mostly come from one loop.
 _ALL_TURNS: Final = Remedy(
@@ -68,6 +88,66 @@ _MOST_BETWEEN_CELLS: Final = 64
 _LEAST_CELLS: Final = 8
 #: Share of the host's time for such a loop that one call saves.
 _CELLS_SAVED_SHARE: Final = 0.78
+
+
+#: For loops over networks of equal sizes.
+_STACKED: Final = (
+    "# parts of equal sizes that do not need one another, such as experts: their weights stacked, and one torch.bmm\n"
+    "# for all (torch.func.stack_module_state and torch.vmap)\n"
+)
+
+#: Kernels that sum up the parts of a product, and multiply nothing.
+_SUMS_UP: Final = lazy_pattern(r"(?i)split_?k_?reduce")
+#: Least share of the launches of a step in loops over networks.
+_STACKED_SHARE: Final = 0.5
+#: Steps of more kernels are not searched for loops.
+_MOST_KERNELS: Final = 200_000
+
+
+def _loops_over_networks(facts: Facts) -> bool:
+    """Whether most launches of the first step are loops of many equal turns with several products and no norms.
+
+    A turn with one product may be a layer of a deep network, and one with norms a block of it. The profile does not
+    show whether a turn needs the turn before.
+    """
+    program = facts.program
+    if facts.phase is not None or not facts.window.steps:
+        return False
+    rows = next(iter(program.by_step()), None)
+    if rows is None or len(rows) > _MOST_KERNELS:
+        return False
+    others = program.labelled("normalization", "softmax", "attention", "communication", "convolution")
+    others = others | program.marked("recurrent-cell") | program.optimizing
+    turns = (
+        (rows[begin : begin + period], stop - begin) for begin, stop, period in loops_of(program.launched_as(rows))
+    )
+    names = program.full_names()
+    looped = 0
+    for turn, length in turns:
+        products = np.unique(program.name_codes[turn[program.products[turn]]])
+        if sum(_SUMS_UP.search(names[code]) is None for code in products) > 1 and not others[turn].any():
+            looped += length
+    return looped >= _STACKED_SHARE * len(rows)
+
+
+#: For programs that launch most of a step behind the backward pass.
+_UPDATED: Final = (
+    "update = torch.compile(optimizer.step)  # most launches are behind the backward pass\n"
+    "# an optimizer that works on each matrix: matrices of equal shape stacked, and one torch.bmm for all\n"
+)
+
+
+def _behind_backward(facts: Facts) -> float | None:
+    """Kernels per step that start behind the last one of its backward pass, if they are most; else None."""
+    if facts.phase is not None or not facts.trains or not facts.window.steps:
+        return None
+    backward, kernels = backward_work(facts), facts.program.is_kernel
+    starts, behind = facts.work["start_ns"].to_numpy(), 0
+    for rows in facts.program.by_step():
+        of_backward = starts[rows[backward[rows]]]
+        if len(of_backward):
+            behind += int((kernels[rows] & (starts[rows] > of_backward.max())).sum())
+    return behind / facts.process_steps if 2 * behind > kernels.sum() else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +205,7 @@ class LaunchOverhead(Rule):
         **IDLE_SHARE,
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
+        "behind_backward_per_step": "of these, behind the backward pass, as the optimizer is, if they are most",
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
@@ -180,13 +261,10 @@ class LaunchOverhead(Rule):
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
+        behind = _behind_backward(facts) if claimed else None
         graphed = Remedy(
             "Replay the step from a CUDA graph",
-            "model = torch.compile(model, mode='reduce-overhead')\n"
-            "# or by hand:\n"
-            "g = torch.cuda.CUDAGraph()\n"
-            "with torch.cuda.graph(g): y = model(static_x)\n"
-            "static_x.copy_(x); g.replay()",
+            _CAPTURED_TRAINING if facts.trains else _CAPTURED,
             modelled(facts, "cuda-graph") + self._obstacles(facts),
         )
         larger = Remedy(
@@ -211,6 +289,7 @@ class LaunchOverhead(Rule):
                 "idle_ns": claimed,
                 "idle_share": claimed / facts.wall_ns,
                 "launches_per_step": durations.len() / facts.process_steps,
+                "behind_backward_per_step": behind,
                 "passes_per_step": passes.count if merged is not None else None,
                 "cells_per_step": cells.cells if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
@@ -250,7 +329,9 @@ class LaunchOverhead(Rule):
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
-                    "# F.scaled_dot_product_attention for written-out attention\n"
+                    + (_UPDATED if behind is not None else "")
+                    + (_STACKED if turns is None and merged is None and _loops_over_networks(facts) else "")
+                    + "# F.scaled_dot_product_attention for written-out attention\n"
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
@@ -263,18 +344,22 @@ class LaunchOverhead(Rule):
 
     @staticmethod
     def _obstacles(facts: Facts) -> str:
-        """Text after the gain of a graph: which calls must be removed before the step can be captured."""
+        """Text after the gain of a graph: what must go before the step can be captured, such as a growing cache."""
         allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
         calls = (
             ("wait", facts.host.waits, facts.waits_inside),
             ("allocation", facts.host.allocations, allocates),
         )
         per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
-        if not per_step:
-            return ""
         inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
-        removed = f"{inside} per step (warplens code lists them)"
-        return f"; the gain includes the removal of what no graph can capture: {removed}"
+        removed = f"{inside} per step (warplens code lists them)" if per_step else ""
+        grown = (
+            "copies that grow each time: first a cache of fixed size (transformers: StaticCache)"
+            if copies_grow(facts)
+            else ""
+        )
+        told = "; ".join(filter(None, (removed, grown)))
+        return f"; the gain includes the removal of what no graph can capture: {told}" if told else ""
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
         """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
