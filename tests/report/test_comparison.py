@@ -34,6 +34,7 @@ from warplens.report.comparison.words import (
     forbids_gate,
     gate_line,
     interval_text,
+    needed_sentence,
     needed_text,
     signed_share,
     step_answer,
@@ -160,9 +161,32 @@ def test_no_interval_is_of_all_confidence():
 
 def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox):
     undecided = replace(paradox.comparison, verdict="undecided")
-    first, second = step_answer(replace(paradox, comparison=undecided))
+    first, second = step_answer(replace(paradox, comparison=undecided, gpu_work=None))
     assert "because" not in first
     assert second.startswith("In what was recorded, ")
+
+
+def test_gpu_work_is_told_with_its_interval_where_only_it_is_decided(paradox):
+    undecided = replace(paradox, comparison=replace(paradox.comparison, verdict="undecided"))
+    _, work, _ = step_answer(undecided)
+    assert re.fullmatch(r"The GPU's work per step is certainly less \(95 %: −9\.\d % to −9\.\d %\)\.", work)
+    assert str(needed_sentence(undecided)).endswith(" would decide the step time.")
+    open_too = replace(undecided, gpu_work=replace(undecided.gpu_work, verdict="undecided"))
+    exact = replace(undecided, gpu_work=compare(Samples.of([[1e6, 1e6]]), Samples.of([[2e6, 2e6]])))
+    for numbers in (replace(paradox, comparison=replace(paradox.comparison, verdict="slower")), open_too, exact):
+        assert "certainly" not in " ".join(step_answer(numbers))
+
+
+def test_a_gate_is_open_though_gpu_work_is_decided_and_says_what_it_goes_by(paradox):
+    gate, noise = regression(noisy_comparison(), 0.05), noisy_comparison()
+    assert gate_line(gate, noise, paradox.gpu_work) == (
+        f"{gate_line(gate, noise)} The gate goes by the step time alone, not by the GPU's work."
+    )
+
+
+def test_gpu_work_has_a_margin_of_its_own_where_none_is_asked_for(paradox):
+    exact = compare_steps(paradox.baseline, paradox.baseline, margin=0.0, level=0.05)
+    assert (exact.comparison.margin, exact.gpu_work.margin) == (0.0, 0.02)
 
 
 def test_a_paradox_is_no_reason_of_the_verdict(paradox):

@@ -94,9 +94,39 @@ def _noise_text(comparison: Comparison) -> str:
     return f", but halves of one side differ by up to {fmt.share(comparison.noise.share or 0.0)}"
 
 
-def needed_text(comparison: Comparison) -> str | None:
+def needed_text(comparison: Comparison, what: str = "it") -> str | None:
     """The number of repeats that would decide an undecided comparison, as a sentence; None for a decided one."""
-    return _repeats_text(comparison, comparison.needed_blocks) if comparison.verdict == "undecided" else None
+    return _repeats_text(comparison, comparison.needed_blocks, what) if comparison.verdict == "undecided" else None
+
+
+def needed_sentence(numbers: StepNumbers) -> str | None:
+    """The same of the step time; None as well if the sides cannot be compared."""
+    if forbids_verdict(numbers) is not None:
+        return None
+    return needed_text(numbers.comparison, "it" if gpu_work_sentence(numbers) is None else "the step time")
+
+
+def is_decided(gpu_work: Comparison | None) -> bool:
+    """Whether it is certain how the GPU's work changed.
+
+    Times that do not vary at all, as of a coarse clock, do not show how certain their difference is.
+    """
+    if gpu_work is None or gpu_work.verdict == "undecided":
+        return False
+    return gpu_work.shift is not None and gpu_work.shift.error > 0
+
+
+def gpu_work_sentence(numbers: StepNumbers) -> str | None:
+    """What is certain about the GPU's work, if nothing is about the step time; None if that is decided, or neither is.
+
+    The GPU's computing time varies little, also where pauses of the host make that of a step vary.
+    """
+    work = numbers.gpu_work
+    if work is None or not is_decided(work) or numbers.comparison.verdict != "undecided":
+        return None
+    how = {"same": f"the same within {fmt.share(work.margin)}", "faster": "less", "slower": "more"}[work.verdict]
+    # The amount follows with the cause: there it is of means, and may differ from this trimmed one in its last digit.
+    return f"The GPU's work per {numbers.difference.per} is certainly {how} ({interval_text(work.ratio)})."
 
 
 def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") -> str:
@@ -110,8 +140,8 @@ def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") 
     return f"About {fmt.count(needed)} {repeats} of each side would decide {what}."
 
 
-def gate_line(gate: Regression, comparison: Comparison) -> str:
-    """The result of the gate with its interval."""
+def gate_line(gate: Regression, comparison: Comparison, gpu_work: Comparison | None = None) -> str:
+    """The result of the gate with its interval; if it is open, and the GPU's work is decided, what the gate goes by."""
     limit = fmt.share(gate.fail_on)
     interval = interval_text(comparison.ratio)
     if gate.found:
@@ -121,7 +151,8 @@ def gate_line(gate: Regression, comparison: Comparison) -> str:
     needed = _repeats_text(comparison, gate.needed_blocks, "the gate")
     text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
     noise = _noise_text(comparison) if comparison.ratio.low > 1 + gate.fail_on else ""
-    return f"{text}{noise}. {needed}"
+    basis = " The gate goes by the step time alone, not by the GPU's work." if is_decided(gpu_work) else ""
+    return f"{text}{noise}. {needed}{basis}"
 
 
 #: Display names of the bounds of a side (`warplens.compare.host.BOUNDS`).
@@ -167,7 +198,10 @@ _ALIKE: Final = 0.1
 
 
 def step_answer(numbers: StepNumbers) -> list[str]:
-    """The verdict with its interval and cause, or why there is no verdict, in at most two sentences."""
+    """The verdict with its interval and cause, or why there is no verdict.
+
+    Two sentences at most, and one on the GPU's work if only that is decided.
+    """
     cause = cause_sentence(numbers.difference, numbers.why)
     blocking = forbids_verdict(numbers)
     if blocking is not None:
@@ -183,7 +217,8 @@ def step_answer(numbers: StepNumbers) -> list[str]:
     if numbers.comparison.verdict in ("faster", "slower") and numbers.why.direction == numbers.comparison.verdict:
         # The sentence of a paradox begins with the GPU work, which is not the cause.
         return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]
-    return [f"{verdict}.", f"In what was recorded, {cause}."]
+    work = gpu_work_sentence(numbers)
+    return [f"{verdict}.", *([work] if work else []), f"In what was recorded, {cause}."]
 
 
 def forbids_verdict(numbers: StepNumbers) -> Note | None:
