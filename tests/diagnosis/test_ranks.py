@@ -14,6 +14,7 @@ from warplens.diagnosis import Finding
 from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.rules.communication import UnbucketedCommunication
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
+from warplens.report.brief import brief, limit_sentence
 
 
 def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: int = 4) -> None:
@@ -205,6 +206,23 @@ def test_a_cause_of_every_rank_names_the_ranks_whose_verdict_is_another() -> Non
         " On rank 0 the verdict is incomplete-profile, mostly work held back by the driver (26.5 % of the time)."
     )
     assert "verdict" not in alone.headline
+    # The brief tells the gain apart.
+    limit = limit_sentence(found)
+    assert "as fast without it" not in limit
+    assert limit.endswith(" the driver (26.5 % of the time).")
+
+
+def test_a_brief_keeps_what_a_headline_says_of_other_ranks_behind_its_limit() -> None:
+    found = a_run(Fleet(2).run(launching))
+    verdict = found.findings[0]
+    headline = (
+        "On 2 of 3 ranks (0, 1): limited by launches: for 12.5 % of the time. On rank 2 the verdict is host-sync."
+    )
+    line = brief(replace(found, headline=headline))[0]
+    assert line.text.startswith(
+        "Launches: for 12.5 % of the time (on 2 of 3 ranks (0, 1)). On rank 2 the verdict is host-sync."
+    )
+    assert verdict.id in line.text
 
 
 def test_a_run_of_which_most_ranks_have_no_profile_is_less_certain_and_says_how_many() -> None:

@@ -57,8 +57,10 @@ def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) 
     return tuple(_lines(diagnosis, commands))
 
 
-#: A headline that names the limiter, with or without the affected ranks before it.
-_LIMIT: Final = re.compile(r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*)\.")
+#: A headline that names the limiter, with or without the affected ranks before it, and what it says of others after it.
+_LIMIT: Final = re.compile(
+    r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*?)\.(?P<more>(?: On ranks? \d| \d+ of \d+ ranks ).*)?"
+)
 
 
 def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
@@ -68,7 +70,7 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iter
     limit = limit_sentence(diagnosis)
     if names_limit and (named := _LIMIT.fullmatch(limit)):
         ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
-        limit = f"{fmt.capitalised(named['limit'])}{ranks}."
+        limit = f"{fmt.capitalised(named['limit'])}{ranks}.{named['more'] or ''}"
     yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
     yield Line("gain", _gain(diagnosis, verdict), tone)
     if verdict.remedies:
@@ -95,9 +97,9 @@ def ways(how: str) -> tuple[str, ...]:
 
 
 def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
-    """The limiter of the program as a sentence: the headline without the gain at its end."""
+    """The limiter of the program as a sentence: the headline without the gain, and what it says of other ranks."""
     first = diagnosis.findings[0]
-    return fmt.sentence(diagnosis.headline.removesuffix(f"; {gain_text(first)} {first.gained}."))
+    return fmt.sentence(diagnosis.headline.replace(f"; {gain_text(first)} {first.gained}.", ".", 1))
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
