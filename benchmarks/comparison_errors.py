@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ import polars as pl
 
 import warplens
 from warplens.compare.decisions import compare, ratio_interval
+from warplens.compare.host import Side, gpu_work_samples
 from warplens.compare.many import many_differences
 from warplens.compare.shift import Samples
 from warplens.readers.measurements import read_measurements
@@ -70,21 +71,28 @@ SPLITS: Final = (
     "rounds, alternating",
     "rounds, first half against second",
     "rounds, in turns",
+    "GPU work of a capture, alternating",
+    "GPU work of a capture, first half against second",
 )
 #: Fewer steps than this cannot be split into sides of five.
 _LEAST_STEPS: Final = 10
 
 
 @cache
-def capture_steps() -> tuple[Float64s, ...]:
-    """Durations of the steps of every capture that has ten of them, in nanoseconds."""
+def capture_steps(of: Literal["steps", "GPU work"] = "steps") -> tuple[Float64s, ...]:
+    """Durations of the steps of every capture that has ten of them, or of the GPU's work in them, in nanoseconds."""
     durations = []
     for path in sorted((_DATA / "captures").glob("*.sqlite.xz")):
         if path.name.startswith("lm_"):
             continue  # one to three steps
-        steps = warplens.Timeline(warplens.read(path)).window().steps
-        if len(steps) >= _LEAST_STEPS:
-            durations.append(np.array([step.end_ns - step.start_ns for step in steps], dtype=np.float64))
+        timeline = warplens.Timeline(warplens.read(path))
+        window = timeline.window()
+        if len(window.steps) < _LEAST_STEPS:
+            continue
+        if of == "steps":
+            durations.append(np.array([step.end_ns - step.start_ns for step in window.steps], dtype=np.float64))
+        elif (work := gpu_work_samples(Side("", timeline, window))) is not None:
+            durations.append(work.values)
     return tuple(durations)
 
 
@@ -102,8 +110,8 @@ def measured_rounds() -> tuple[Float64s, ...]:
 
 def split(kind: str, generator: np.random.Generator) -> tuple[Samples, Samples]:
     """Two sides of one program, from real data chosen at random."""
-    if kind.startswith("steps of a capture"):
-        captures = capture_steps()
+    if "of a capture" in kind:
+        captures = capture_steps("GPU work" if kind.startswith("GPU work") else "steps")
         steps = captures[generator.integers(len(captures))]
         length = int(generator.integers(6, steps.size + 1))
         first = int(generator.integers(0, steps.size - length + 1))

@@ -327,8 +327,9 @@ def _of_comparison(data: Mapping[str, Any]) -> Iterator[str]:
     if data.get("kind") != "traces":
         return
     wall, why = data["wall"], data["explanation"]
-    ratio = data["verdict"]["ratio"]
-    for value in (ratio["estimate"], ratio["low"], ratio["high"], wall["variant_ns"] / wall["baseline_ns"]):
+    ratios = [each["ratio"] for each in (data["verdict"], data["gpu_work"]) if each is not None]
+    ends = [ratio[end] for ratio in ratios for end in ("estimate", "low", "high")]
+    for value in (*ends, wall["variant_ns"] / wall["baseline_ns"]):
         yield from _change(value)
     yield "95 %"
     yield f"{100 * data['verdict']['noise']['drift']:.0f} %"

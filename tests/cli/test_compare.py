@@ -133,7 +133,10 @@ def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens, asked):
     assert run.code == 0
     assert "gate undecided (not a failure)" in run.err
     assert "steps of each side would decide the gate" in run.err
-    gate = asked("compare", BASELINE, TOPK, "--fail-on", "5%")["data"]["gate"]
+    data = asked("compare", BASELINE, TOPK, "--fail-on", "5%")["data"]
+    gate = data["gate"]
+    assert data["gpu_work"].keys() == data["verdict"].keys()
+    assert data["gpu_work"]["verdict"] == "faster"
     assert f"About {gate['needed_blocks']:,} steps of each side" in gate["sentence"]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 
-from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across
+from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across, run_of_files
 from tests.diagnosis.machine import ADD, BF16_GEMM
 from tests.diagnosis.programs import judged
+from warplens.diagnosis import Finding
+from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.rules.communication import UnbucketedCommunication
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
+from warplens.report.brief import brief, limit_sentence
 
 
 def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: int = 4) -> None:
@@ -163,3 +169,96 @@ def test_a_ring_whose_exchanges_wait_alike_is_no_pipeline() -> None:
             fleet.meet(40 * US, SEND_RECV)
 
     assert found_across(PipelineBubble(), Fleet(2).run(ring)) is None
+
+
+def a_run(fleet: Fleet, **changed: object) -> RunDiagnosis:
+    """The run of a fleet, with these fields of each rank's diagnosis replaced by the value for its rank."""
+    files = fleet.files()
+    run, found = run_of_files(files), dict(enumerate(map(judged, files)))
+    for name, by_rank in changed.items():
+        found = {rank: replace(each, **{name: by_rank[rank]}) for rank, each in found.items()}  # type: ignore[index]
+    return diagnose_run(run, found)
+
+
+def launching(fleet: Fleet) -> None:
+    """Many small kernels, a long pause of the host, and one reduction."""
+    for machine in fleet.machines:
+        machine.launch(2 * US, ADD, times=200)
+        with machine.range("load_batch"):
+            machine.think(3000 * US)
+    fleet.meet(10 * US)
+    for machine in fleet.machines:
+        machine.wait()
+
+
+def test_a_cause_of_every_rank_names_the_ranks_whose_verdict_is_another() -> None:
+    fleet = Fleet(3).run(launching)
+    alone = a_run(fleet)
+    unknown = Finding(
+        "incomplete-profile",
+        "The GPU is idle for reasons that the profile names but cannot explain: mostly work held back by the driver",
+        "info", "low", None, None, None, {"submission_share": 0.265, "dependency_share": 0.05}, (), (), "",
+    )  # fmt: skip
+    findings = [(unknown, *alone.ranks[0].findings), *(alone.ranks[rank].findings for rank in (1, 2))]
+    found = a_run(fleet, verdict=[unknown.id, "launch-overhead", "launch-overhead"], findings=findings)
+    assert found.headline.startswith("On every rank (the verdict on ranks 1, 2): ")
+    assert found.headline.endswith(
+        " On rank 0 the verdict is incomplete-profile, mostly work held back by the driver (26.5 % of the time)."
+    )
+    assert "verdict" not in alone.headline
+    # The brief tells the gain apart.
+    limit = limit_sentence(found)
+    assert "as fast without it" not in limit
+    assert limit.endswith(" the driver (26.5 % of the time).")
+
+
+def test_a_brief_keeps_what_a_headline_says_of_other_ranks_behind_its_limit() -> None:
+    found = a_run(Fleet(2).run(launching))
+    verdict = found.findings[0]
+    headline = (
+        "On 2 of 3 ranks (0, 1): limited by launches: for 12.5 % of the time. On rank 2 the verdict is host-sync."
+    )
+    line = brief(replace(found, headline=headline))[0]
+    assert line.text.startswith(
+        "Launches: for 12.5 % of the time (on 2 of 3 ranks (0, 1)). On rank 2 the verdict is host-sync."
+    )
+    assert verdict.id in line.text
+
+
+def test_a_run_of_which_most_ranks_have_no_profile_is_less_certain_and_says_how_many() -> None:
+    files = Fleet(2).run(launching).files()
+    run, ranks = run_of_files(files), dict(enumerate(map(judged, files)))
+    placing = replace(run.result.placing, world_size=8, missing=tuple(range(2, 8)))
+    few = replace(run, result=replace(run.result, placing=placing))
+    whole, part = diagnose_run(run, ranks), diagnose_run(few, ranks)
+    less = {"high": "medium", "medium": "low", "low": "low"}
+    assert [found.confidence for found in part.findings] == [less[found.confidence] for found in whole.findings]
+    assert part.headline == (
+        f"{whole.headline} 6 of 8 ranks have no profile here: whether the same limits them is not known."
+    )
+
+
+def test_waits_between_ranks_are_less_certain_where_most_collectives_were_not_matched() -> None:
+    files = Fleet(3).run(lambda fleet: training(fleet, 1, "more")).files()
+    run, ranks = run_of_files(files), dict(enumerate(map(judged, files)))
+    matching = run.result.matching.with_columns(matched=pl.col("kernels") // 2)
+    few = diagnose_run(replace(run, result=replace(run.result, matching=matching)), ranks)
+    assert (diagnose_run(run, ranks).findings[0].confidence, few.findings[0].confidence) == ("high", "medium")
+
+
+def test_a_graph_that_also_removes_pauses_of_the_host_says_so() -> None:
+    def told(found: RunDiagnosis) -> bool:
+        remedies = found.finding("launch-overhead").remedies
+        graph = next(each for each in remedies if each.action.startswith("Replay the step"))
+        return graph.expected.endswith("; includes pauses of host-stall, which a graph removes as well")
+
+    fleet = Fleet(2).run(launching)
+    found = a_run(fleet)
+    assert not told(found)  # launches alone cost more than the graph saves
+    little = [
+        replace(each, evidence={**each.evidence, "idle_share": 0.02}) if each.id == "launch-overhead" else each
+        for each in found.ranks[0].findings
+    ]
+    assert told(a_run(fleet, findings=[little, little]))
+    without = [each for each in little if each.id != "host-stall"]
+    assert not told(a_run(fleet, findings=[without, without]))

@@ -34,6 +34,7 @@ from warplens.report.comparison.words import (
     forbids_gate,
     gate_line,
     interval_text,
+    needed_sentence,
     needed_text,
     signed_share,
     step_answer,
@@ -160,9 +161,60 @@ def test_no_interval_is_of_all_confidence():
 
 def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox):
     undecided = replace(paradox.comparison, verdict="undecided")
-    first, second = step_answer(replace(paradox, comparison=undecided))
+    first, second = step_answer(replace(paradox, comparison=undecided, gpu_work=None))
     assert "because" not in first
     assert second.startswith("In what was recorded, ")
+
+
+def test_gpu_work_is_told_with_its_interval_where_only_it_is_decided(paradox):
+    undecided = replace(paradox, comparison=replace(paradox.comparison, verdict="undecided"))
+    _, work, _ = step_answer(undecided)
+    assert re.fullmatch(r"The GPU's work per step is certainly less \(95 %: −9\.\d % to −9\.\d %\)\.", work)
+    assert str(needed_sentence(undecided)).endswith(" would decide the step time.")
+    open_too = replace(undecided, gpu_work=replace(undecided.gpu_work, verdict="undecided"))
+    exact = replace(undecided, gpu_work=compare(Samples.of([[1e6, 1e6]]), Samples.of([[2e6, 2e6]])))
+    for numbers in (replace(paradox, comparison=replace(paradox.comparison, verdict="slower")), open_too, exact):
+        assert "certainly" not in " ".join(step_answer(numbers))
+
+
+def test_a_gate_is_open_though_gpu_work_is_decided_and_says_what_it_goes_by(paradox):
+    gate, noise = regression(noisy_comparison(), 0.05), noisy_comparison()
+    assert gate_line(gate, noise, paradox.gpu_work) == (
+        f"{gate_line(gate, noise)} The gate goes by the step time alone, not by the GPU's work."
+    )
+
+
+def test_the_gpu_is_the_first_explanation_where_the_sides_ran_on_different_ones(paradox):
+    slower = replace(
+        paradox, comparison=replace(paradox.comparison, verdict="slower"),
+        notes=(Note("different-gpu", NoteLevel.WARNING, "The GPUs differ"),),
+    )  # fmt: skip
+    verdict, gpu, cause = step_answer(slower)
+    assert "because" not in verdict
+    assert gpu == "The first explanation is the GPU: the variant ran on NVIDIA H200, the baseline on NVIDIA H200."
+    assert cause.startswith("In what was recorded, ")
+
+
+def test_a_verdict_of_trimmed_means_is_told_from_the_tables_of_all_steps(paradox):
+    ratio = paradox.why.ratio * 1.015
+    interval = Interval(1.05, ratio, 1.2, 0.05)
+    numbers = replace(paradox, comparison=replace(paradox.comparison, verdict="slower", ratio=interval))
+    assert step_answer(numbers)[-1] == (
+        f"The {signed_share(ratio - 1)} is of trimmed means, of typical steps; the tables are of all steps, whose "
+        f"plain mean changes by {signed_share(paradox.why.ratio - 1)}."
+    )
+    near = replace(interval, estimate=paradox.why.ratio * 1.005)
+    assert "means" not in " ".join(step_answer(replace(numbers, comparison=replace(numbers.comparison, ratio=near))))
+
+
+def test_the_sum_of_the_causes_of_launching_has_not_the_name_of_one_of_them():
+    found = compare_steps(side("deit448_bs8_baseline"), side("deit448_bs8_topk0.1"), margin=0.02, level=0.05)
+    assert "; launching (waiting, start latency) takes 812 µs of it back" in " ".join(step_answer(found))
+
+
+def test_gpu_work_has_a_margin_of_its_own_where_none_is_asked_for(paradox):
+    exact = compare_steps(paradox.baseline, paradox.baseline, margin=0.0, level=0.05)
+    assert (exact.comparison.margin, exact.gpu_work.margin) == (0.0, 0.02)
 
 
 def test_a_paradox_is_no_reason_of_the_verdict(paradox):

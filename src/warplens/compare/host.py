@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds
+from warplens.analysis.categories import categories_of
 from warplens.analysis.hostpace import HostCalls, HostPace, host_pace
 from warplens.analysis.intervals import Intervals, clip, complement, measure_before, total, union
 from warplens.analysis.ranges import projected_spans
@@ -348,6 +349,34 @@ def step_samples(side: Side) -> Samples:
     if side.has_gaps and len(starts) > 1:
         return Samples.of([np.diff(starts)])
     return Samples.of([ends - starts])
+
+
+def gpu_work_samples(side: Side) -> Samples | None:
+    """The time in which the GPU computed in each step of `step_samples`, as one block; a mean over the devices.
+
+    As in `WallSplit.gpu_change_share`, computing is kernels other than communication, and CUDA graphs with hidden
+    kernels; concurrent ones count once. None for a range, whose step times are GPU times already, and if a step
+    computes nothing.
+    """
+    timeline, window = side.timeline, side.window
+    devices = timeline.devices_in(window)
+    if window.range_name is not None or not devices:
+        return None
+    starts, ends = side.step_times
+    if side.has_gaps and len(starts) > 1:
+        starts, ends = starts[:-1], starts[1:]
+    communicates = (categories_of(timeline.trace.kernels["full_name"]) == "communication").to_numpy()
+    by_device = []
+    for device in devices:
+        work = timeline.work_on(device)
+        kind, row = work["kind"], work["row"].to_numpy()
+        computes = (kind == "graph").to_numpy()
+        kernels = np.flatnonzero((kind == "kernel").to_numpy())
+        computes[kernels] = ~communicates[row[kernels]]
+        busy = union(Intervals.of(work.filter(computes)))
+        by_device.append(measure_before(busy, ends) - measure_before(busy, starts))
+    times = np.mean(by_device, axis=0)
+    return Samples.of([times]) if (times > 0).all() else None
 
 
 def _range_times(side: Side, name: str) -> npt.NDArray[np.float64]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from warplens.diagnosis.findings import SEVERITIES, Diagnosis, Finding
+from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
 from warplens.diagnosis.rules.launches import LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import IncompleteProfile
 from warplens.diagnosis.run import Run
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
@@ -28,7 +29,8 @@ class RunDiagnosis:
     """The limits of a run, and what to do about them."""
 
     verdict: str  #: id of the main limiter; the first finding has it
-    headline: str  #: one or two sentences for people
+    #: a few sentences for people: the main limiter, ranks with another verdict, and how many ranks have no profile
+    headline: str
     headline_share: float | None  #: the share of a rank's window in the headline; None if it has none
     unprofiled_share: float | None  #: the same share of the time without the profiler; None without `headline_share`
     #: the verdict; then costs between ranks and causes that all ranks share, the worst first
@@ -53,7 +55,8 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
 
     A run is as fast as its slowest rank: the gain of a cause that all ranks share is the least gain of any rank, and a
     cause of some ranks is reported for those. The verdict has the largest gain. Costs between ranks come before a cause
-    that they explain: waiting for each other, launches of small collectives.
+    that they explain: waiting for each other, launches of small collectives. Findings are less certain if most ranks
+    have no profile.
     """
     between = [found for rule in _RULES if (found := rule.across(run, thresholds)) is not None]
     between.sort(key=_order)
@@ -61,14 +64,18 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     reported = {found.id for found in between} | ({ExposedCommunication.id} if between else set())
     alike = _alike(ranks, reported)
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
+    main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
     if count < len(ranks) and alike:
-        own, of, example = alike[0], "every rank", None
+        own, example = alike[0], None
+        named = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == own.id]
+        of = f"every rank (the verdict on {_on(named)})" if named else "every rank"
     else:
         example = min(
             (diagnosis for diagnosis in ranks.values() if diagnosis.verdict == usual),
             key=lambda diagnosis: weight(diagnosis.findings[0]),
         )
-        own, of = example.findings[0], "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
+        own = example.findings[0]
+        of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
     if between and (
         not _costs(own) or own.id in reported or _makes(between[0], own) or _order(between[0]) < _order(own)
     ):
@@ -77,16 +84,77 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     else:
         first, rest = own, between
         text = f"{own.title}; {gain_text(own)} {own.gained}." if example is None else example.headline
-        headline = f"On {of}: {text[:1].lower()}{text[1:]}"
+        headline = " ".join([f"On {of}: {text[:1].lower()}{text[1:]}", *_other_verdicts(ranks, first.id)])
+    findings = (first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order))
     return RunDiagnosis(
         verdict=first.id,
-        headline=headline,
+        headline=f"{headline}{_unseen(run)}",
         headline_share=None if example is None else example.headline_share,
         unprofiled_share=None if example is None else example.unprofiled_share,
-        findings=(first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order)),
+        findings=tuple(_as_certain(found, run) for found in findings),
         ranks=dict(ranks),
         run=run,
     )
+
+
+#: Most ranks that a headline lists.
+_LISTED: Final = 8
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
+
+
+def _on(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+
+
+#: Shares of idle time that a profile names but does not explain, in the evidence of `incomplete-profile`.
+_UNEXPLAINED: Final = ("dependency_share", "submission_share", "profiler_share", "unknown_share")
+
+
+def _other_verdicts(ranks: Mapping[int, Diagnosis], id_: str) -> list[str]:
+    """A sentence for each verdict of ranks that is not the run's, and what most of an unexplained one is."""
+    others: dict[str, list[int]] = {}
+    for rank, diagnosis in ranks.items():
+        if diagnosis.verdict != id_:
+            others.setdefault(diagnosis.verdict, []).append(rank)
+    sentences = []
+    for verdict, of_ranks in others.items():
+        found = max((ranks[rank].findings[0] for rank in of_ranks), key=_unexplained)
+        reason, share = found.title.partition("mostly ")[2], _unexplained(found)
+        most = "up to " if len(of_ranks) > 1 else ""
+        why = f", mostly {reason} ({most}{100 * share:.1f} % of the time)" if reason and share else ""
+        sentences.append(f"On {_on(of_ranks)} the verdict is {verdict}{why}.")
+    return sentences
+
+
+def _unexplained(finding: Finding) -> float:
+    """The largest share of unexplained idle time by cause; 0 for other findings."""
+    return max((float(finding.evidence.get(name, 0.0)) for name in _UNEXPLAINED), default=0.0)
+
+
+def _unseen(run: Run) -> str:
+    """How many ranks of the run have no profile, as a sentence with a space before it; empty if all have one."""
+    placing = run.result.placing
+    if not placing.missing or placing.world_size is None:
+        return ""
+    of = f"{len(placing.missing)} of {placing.world_size} ranks"
+    return f" {of} have no profile here: whether the same limits them is not known."
+
+
+#: Below this share of communication kernels that were found on other ranks, waits between ranks are less certain.
+_MATCHED_SHARE: Final = 2 / 3
+
+
+def _as_certain(finding: Finding, run: Run) -> Finding:
+    """The finding, one level less certain if most ranks have no profile, and if most waits are not known."""
+    less = int(len(run.result.placing.missing) > len(run.ranks))
+    if finding.id in {between.id for between in _RULES}:
+        kernels, matched = (int(run.result.matching[name].sum()) for name in ("kernels", "matched"))
+        less += int(matched < _MATCHED_SHARE * kernels)
+    level = min(CONFIDENCES.index(finding.confidence) + less, len(CONFIDENCES) - 1)
+    return replace(finding, confidence=CONFIDENCES[level])
 
 
 def _makes(between: Finding, own: Finding) -> bool:
@@ -110,4 +178,21 @@ def _alike(ranks: Mapping[int, Diagnosis], reported: set[str]) -> list[Finding]:
     """The causes that all ranks share and that are not reported yet, each with the least gain of any rank."""
     by_rank = [{found.id: found for found in diagnosis.findings if _costs(found)} for diagnosis in ranks.values()]
     shared = set.intersection(*map(set, by_rank)) - reported
-    return sorted((min((found[id_] for found in by_rank), key=weight) for id_ in shared), key=_order)
+    alike = [min((found[id_] for found in by_rank), key=weight) for id_ in shared]
+    stalls = any(HostStall.id in found for found in by_rank)
+    return sorted((_with_stalls(found) if stalls else found for found in alike), key=_order)
+
+
+def _with_stalls(finding: Finding) -> Finding:
+    """The finding on launches, whose graph also removes the pauses of the finding on the host, says so."""
+    if finding.id != LaunchOverhead.id:
+        return finding
+    told = f"; includes pauses of {HostStall.id}, which a graph removes as well"
+    idle = finding.evidence.get("idle_share", 0.0)
+    remedies = tuple(
+        replace(remedy, expected=f"{remedy.expected}{told}")
+        if "CUDA graph" in remedy.action and remedy.gain is not None and 1 - 1 / remedy.gain > idle
+        else remedy
+        for remedy in finding.remedies
+    )
+    return replace(finding, remedies=remedies)

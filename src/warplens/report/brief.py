@@ -74,8 +74,10 @@ def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = (), 
     return tuple(_lines(diagnosis, commands, path))
 
 
-#: A headline that names the limiter, with or without the affected ranks before it.
-_LIMIT: Final = re.compile(r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*)\.")
+#: A headline that names the limiter, with or without the affected ranks before it, and what it says of others after it.
+_LIMIT: Final = re.compile(
+    r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*?)\.(?P<more>(?: On ranks? \d| \d+ of \d+ ranks ).*)?"
+)
 
 
 def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: str) -> Iterator[Line]:
@@ -85,7 +87,7 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
     limit = limit_sentence(diagnosis)
     if names_limit and (named := _LIMIT.fullmatch(limit)):
         ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
-        limit = f"{fmt.capitalised(named['limit'])}{ranks}."
+        limit = f"{fmt.capitalised(named['limit'])}{ranks}.{named['more'] or ''}"
     yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
     main = (place for place in verdict.places if place.share >= _LEAST_SHARE_OF_PLACE and is_named(place))
     if places := "; ".join(f"{fmt.share(place.share)} of it {place_words(place)}" for place in main):
@@ -135,9 +137,9 @@ def ways(how: str) -> tuple[str, ...]:
 
 
 def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
-    """The limiter of the program as a sentence: the headline without the gain at its end."""
+    """The limiter of the program as a sentence: the headline without the gain, and what it says of other ranks."""
     first = diagnosis.findings[0]
-    return fmt.sentence(diagnosis.headline.removesuffix(f"; {gain_text(first)} {first.gained}."))
+    return fmt.sentence(diagnosis.headline.replace(f"; {gain_text(first)} {first.gained}.", ".", 1))
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:

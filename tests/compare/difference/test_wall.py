@@ -14,7 +14,7 @@ from tests.compare.difference.programs import CALL, LATENCY, Launch, any_side, p
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.compare.difference import wall_split
-from warplens.compare.host import Side, step_samples
+from warplens.compare.host import Side, gpu_work_samples, step_samples
 
 
 def _changes(baseline: Side, variant: Side) -> dict[str, Fraction]:
@@ -152,3 +152,19 @@ def test_a_step_lasts_until_the_next_where_much_happens_in_between():
 def test_a_window_without_steps_is_one_sample():
     one = side(program([Launch()] * 2), window="all")
     assert step_samples(one).values.tolist() == [one.window.duration_ns]
+
+
+def test_the_gpu_work_of_each_step_is_that_of_the_parts_without_communication():
+    work = [Launch(gpu=70 * US), Launch(NCCL, gpu=30 * US), Launch(SOFTMAX, gpu=20 * US)]
+    for pause in (0, 500 * US):
+        one = side(program(work, pause=pause))
+        samples = gpu_work_samples(one)
+        assert samples is not None
+        (times,) = samples.blocks
+        assert times.tolist() == [90.0 * US] * step_samples(one).count
+        parts = wall_split(one, one).parts
+        assert sum(part.baseline_ns for part in parts if part.group == "compute") == 90 * US
+
+
+def test_a_step_without_computing_has_no_gpu_work_to_compare():
+    assert gpu_work_samples(side(program([Launch(NCCL, gpu=30 * US)]))) is None

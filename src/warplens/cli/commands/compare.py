@@ -329,10 +329,9 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     from warplens.report.comparison.numbers import compare_steps, step_head
     from warplens.report.comparison.words import (
         forbids_gate,
-        forbids_verdict,
         gate_doubts,
         gate_line,
-        needed_text,
+        needed_sentence,
         step_answer,
         work_sentence,
     )
@@ -352,9 +351,8 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     refused = forbids_gate(numbers) if options.fail_on is not None else None
     if refused is not None:  # for example a step that ran out of memory, which is fast
         raise MissingDataError(f"the gate has nothing to go by: {refused.text}")
-    blocking = forbids_verdict(numbers)
-    comparison, gate = numbers.comparison, numbers.regression
-    further = (work_sentence(numbers), needed_text(comparison) if blocking is None else None)
+    gate = numbers.regression
+    further = (work_sentence(numbers), needed_sentence(numbers))
     answer = comparison_answer(numbers, (baseline, variant))
     if counters is not None:
         from warplens.report.counters.beside import comparison_tables
@@ -370,7 +368,7 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     return Outcome(
         answered(answer, Part(head=step_head(numbers), verdict=verdict), options.most),
         document=document,
-        gate=[gate_line(gate, comparison)] if gate is not None else (),
+        gate=[gate_line(gate, numbers.comparison, numbers.gpu_work)] if gate is not None else (),
         doubts=gate_doubts(numbers) if gate is not None else (),
         failed=gate is not None and gate.found,
     )

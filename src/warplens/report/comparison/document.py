@@ -29,7 +29,7 @@ from warplens.report.comparison.words import (
     hides_kernels,
     interval_text,
     launch_sentences,
-    needed_text,
+    needed_sentence,
     signed_share,
     step_answer,
     work_sentence,
@@ -83,7 +83,7 @@ def _answer(numbers: StepNumbers) -> Answer:
         gain_range=fmt.sentence(interval_text(comparison.ratio).replace(" %:", " % interval:", 1)),
         do=fmt.sentence(reasons[0]) if reasons else "",
         brings=" ".join(map(fmt.sentence, reasons[1:])),
-        sure=needed_text(comparison) or fmt.sentence(comparison.how) if comparable else "",
+        sure=needed_sentence(numbers) or fmt.sentence(comparison.how) if comparable else "",
         notes=limiting,
         strips=(side_strip(wall, "baseline", per), side_strip(wall, "variant", per)),
         others=(("parts-section", "part by part", ""), ("kernels-section", "kernel by kernel", "")),
@@ -194,7 +194,7 @@ def _statistics(numbers: StepNumbers) -> Iterator[Block]:
     comparison = numbers.comparison
     yield statistics_table(numbers)
     yield Paragraph(fmt.capitalised(comparison.how).rstrip(".") + ".")
-    if (needed_repeats := needed_text(comparison)) and forbids_verdict(numbers) is None:
+    if needed_repeats := needed_sentence(numbers):
         yield Paragraph(needed_repeats)
 
 

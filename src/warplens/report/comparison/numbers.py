@@ -12,8 +12,8 @@ import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.compare.decisions import Comparison, Regression, compare, regression
-from warplens.compare.difference import Explanation, StepDifference, explanation, step_difference
-from warplens.compare.host import Side, SideLaunches, step_samples
+from warplens.compare.difference import SAME_MARGIN, Explanation, StepDifference, explanation, step_difference
+from warplens.compare.host import Side, SideLaunches, gpu_work_samples, step_samples
 from warplens.compare.many import many_differences
 from warplens.compare.places import SAME_KERNELS_SHARE
 from warplens.compare.shift import Samples
@@ -66,6 +66,16 @@ class TraceFiles:
         """Step times, one block per file."""
         return Samples(tuple(block for side in self.files for block in step_samples(side).blocks))
 
+    def gpu_work_samples(self) -> Samples | None:
+        """GPU computing time of each step, one block per file; None if a file has a step without any."""
+        blocks: list[Float64s] = []
+        for file in self.files:
+            samples = gpu_work_samples(file)
+            if samples is None:
+                return None
+            blocks += samples.blocks
+        return Samples(tuple(blocks))
+
     @cached_property
     def typical(self) -> Side:
         """The file whose median step time is nearest to that of the side; tables show this file."""
@@ -84,6 +94,9 @@ class StepNumbers:
     difference: StepDifference  #: between the typical files of the sides
     why: Explanation
     comparison: Comparison  #: verdict and interval, from all files
+    #: the same of the time in which the GPU computed in each step, with a margin of 2 % or more; None for a range, and
+    #: if a step computes nothing
+    gpu_work: Comparison | None
     regression: Regression | None  #: result of the gate; None without one
     kernels: pl.DataFrame  #: `KERNEL_GROUPS`
     counters: CountersComparison | None  #: hardware counters of both sides, if given
@@ -122,6 +135,7 @@ def compare_steps(
         difference=difference,
         why=explanation(difference),
         comparison=comparison,
+        gpu_work=_gpu_work(baseline, variant, margin, level),
         regression=regression(comparison, fail_on) if fail_on is not None else None,
         kernels=kernel_groups(
             difference.kernels,
@@ -133,6 +147,17 @@ def compare_steps(
         counters=counters,
         notes=notes,
     )
+
+
+def _gpu_work(baseline: TraceFiles, variant: TraceFiles, margin: float, level: float) -> Comparison | None:
+    """The comparison of the GPU's computing times.
+
+    Within a run they vary by a few thousandths, between runs by more (clocks): a smaller margin than that of the
+    explanation would call equal programs different.
+    """
+    margin = max(margin, SAME_MARGIN)
+    before, after = baseline.gpu_work_samples(), variant.gpu_work_samples()
+    return None if before is None or after is None else compare(before, after, margin=margin, level=level)
 
 
 def _other_runs(baseline: TraceFiles, variant: TraceFiles) -> tuple[tuple[Side, Side], ...]:
@@ -212,7 +237,8 @@ def step_data(numbers: StepNumbers) -> dict[str, Any]:
         "baseline": _side(numbers.baseline, numbers.samples[0], difference.launches.baseline),
         "variant": _side(numbers.variant, numbers.samples[1], difference.launches.variant),
         "verdict": verdict_data(numbers.comparison),
-        "gate": _gate(numbers.regression, numbers.comparison),
+        "gpu_work": None if numbers.gpu_work is None else verdict_data(numbers.gpu_work),
+        "gate": _gate(numbers),
         "explanation": {**vars(numbers.why), "is_paradox": numbers.why.is_paradox},
         "wall": {
             "baseline_ns": float(wall.baseline.wall_ns),
@@ -252,10 +278,12 @@ def verdict_data(comparison: Comparison) -> dict[str, Any]:
     return {**figures, "decided_by": needed_text(comparison)}
 
 
-def _gate(gate: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
+def _gate(numbers: StepNumbers) -> dict[str, Any] | None:
+    gate = numbers.regression
     if gate is None:
         return None
-    return {**named(gate, "fail_on found excluded needed_blocks"), "sentence": gate_line(gate, comparison)}
+    sentence = gate_line(gate, numbers.comparison, numbers.gpu_work)
+    return {**named(gate, "fail_on found excluded needed_blocks"), "sentence": sentence}
 
 
 KERNEL_GROUPS: Final = table(

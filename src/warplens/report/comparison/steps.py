@@ -14,7 +14,14 @@ from warplens.profile.columns import KERNEL_NAME, column
 from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt
 from warplens.report.comparison.numbers import KERNEL_GROUPS, StepNumbers
-from warplens.report.comparison.words import BOUND_TITLES, VERDICT_TITLES, forbids_verdict, interval_text, signed_share
+from warplens.report.comparison.words import (
+    BOUND_TITLES,
+    LAUNCHING,
+    VERDICT_TITLES,
+    forbids_verdict,
+    interval_text,
+    signed_share,
+)
 from warplens.report.document import KeyFigure, Segment, Strip, Table, pick, with_texts
 from warplens.report.text import Scalar, part_title, phase_title
 from warplens.report.theme import part_fill
@@ -90,7 +97,7 @@ def launch_table(numbers: StepNumbers) -> Table:
         _row("Graph launches", round(before.graph_launches, 1), round(after.graph_launches, 1), "count"),
         _row("Kernels inside graphs", round(before.graph_kernels, 1), round(after.graph_kernels, 1), "count"),
         _row("Host time per launch", before.host_ns_per_launch, after.host_ns_per_launch, "duration_ns"),
-        _row("Waiting for launches", before.issue_share, after.issue_share, "share"),
+        _row(fmt.capitalised(LAUNCHING), before.issue_share, after.issue_share, "share"),
         _row("Waiting for the host otherwise", before.host_share, after.host_share, "share"),
         _row("Nothing was queued", before.queue_empty_share, after.queue_empty_share, "share"),
         _row("Launched onto an idle GPU", before.behind_share, after.behind_share, "share"),

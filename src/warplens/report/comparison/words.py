@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from warplens.compare.difference import SAME_MARGIN, Contribution, Explanation, StepDifference
+from warplens.compare.shift import TRIMMED_FROM
 from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
@@ -94,9 +95,39 @@ def _noise_text(comparison: Comparison) -> str:
     return f", but halves of one side differ by up to {fmt.share(comparison.noise.share or 0.0)}"
 
 
-def needed_text(comparison: Comparison) -> str | None:
+def needed_text(comparison: Comparison, what: str = "it") -> str | None:
     """The number of repeats that would decide an undecided comparison, as a sentence; None for a decided one."""
-    return _repeats_text(comparison, comparison.needed_blocks) if comparison.verdict == "undecided" else None
+    return _repeats_text(comparison, comparison.needed_blocks, what) if comparison.verdict == "undecided" else None
+
+
+def needed_sentence(numbers: StepNumbers) -> str | None:
+    """The same of the step time; None as well if the sides cannot be compared."""
+    if forbids_verdict(numbers) is not None:
+        return None
+    return needed_text(numbers.comparison, "it" if gpu_work_sentence(numbers) is None else "the step time")
+
+
+def is_decided(gpu_work: Comparison | None) -> bool:
+    """Whether it is certain how the GPU's work changed.
+
+    Times that do not vary at all, as of a coarse clock, do not show how certain their difference is.
+    """
+    if gpu_work is None or gpu_work.verdict == "undecided":
+        return False
+    return gpu_work.shift is not None and gpu_work.shift.error > 0
+
+
+def gpu_work_sentence(numbers: StepNumbers) -> str | None:
+    """What is certain about the GPU's work, if nothing is about the step time; None if that is decided, or neither is.
+
+    The GPU's computing time varies little, also where pauses of the host make that of a step vary.
+    """
+    work = numbers.gpu_work
+    if work is None or not is_decided(work) or numbers.comparison.verdict != "undecided":
+        return None
+    how = {"same": f"the same within {fmt.share(work.margin)}", "faster": "less", "slower": "more"}[work.verdict]
+    # The amount follows with the cause: there it is of means, and may differ from this trimmed one in its last digit.
+    return f"The GPU's work per {numbers.difference.per} is certainly {how} ({interval_text(work.ratio)})."
 
 
 def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") -> str:
@@ -110,8 +141,8 @@ def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") 
     return f"About {fmt.count(needed)} {repeats} of each side would decide {what}."
 
 
-def gate_line(gate: Regression, comparison: Comparison) -> str:
-    """The result of the gate with its interval."""
+def gate_line(gate: Regression, comparison: Comparison, gpu_work: Comparison | None = None) -> str:
+    """The result of the gate with its interval; if it is open, and the GPU's work is decided, what the gate goes by."""
     limit = fmt.share(gate.fail_on)
     interval = interval_text(comparison.ratio)
     if gate.found:
@@ -121,7 +152,8 @@ def gate_line(gate: Regression, comparison: Comparison) -> str:
     needed = _repeats_text(comparison, gate.needed_blocks, "the gate")
     text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
     noise = _noise_text(comparison) if comparison.ratio.low > 1 + gate.fail_on else ""
-    return f"{text}{noise}. {needed}"
+    basis = " The gate goes by the step time alone, not by the GPU's work." if is_decided(gpu_work) else ""
+    return f"{text}{noise}. {needed}{basis}"
 
 
 #: Display names of the bounds of a side (`warplens.compare.host.BOUNDS`).
@@ -133,9 +165,12 @@ BOUND_TITLES: Final = {
     "none": "nothing: it has no GPU work",
 }
 
+#: The sum of the idle causes of launching (`warplens.compare.host.ISSUE_CAUSES`), which the parts list one by one.
+LAUNCHING: Final = "launching (waiting, start latency)"
+
 #: Contributions as the subject of a clause.
 _SUBJECTS: Final = {
-    "host-issue-bound": "waiting for launches",
+    "host-issue-bound": LAUNCHING,
     "gpu-work": "GPU work",
     "communication": "exposed communication",
     "copies": "exposed copies",
@@ -167,23 +202,57 @@ _ALIKE: Final = 0.1
 
 
 def step_answer(numbers: StepNumbers) -> list[str]:
-    """The verdict with its interval and cause, or why there is no verdict, in at most two sentences."""
+    """The verdict with its interval and cause, or why there is no verdict.
+
+    The verdict and its cause; between them what explains it first (another GPU), or is decided alone (the GPU's work);
+    then why the tables, which are of means, show another change.
+    """
     cause = cause_sentence(numbers.difference, numbers.why)
+    gpus = _other_gpu(numbers)
     blocking = forbids_verdict(numbers)
     if blocking is not None:
         refused = f"No verdict: the sides cannot be compared: {blocking.text.rstrip('.')}."
         if blocking.code == "steps-on-one-side":
             return [refused]  # a window and a step are not comparable at all
         ratio = signed_share(numbers.comparison.ratio.estimate - 1)
-        return [refused, f"In what was recorded, the time changes by {ratio}: {cause}."]
+        return [refused, *gpus, f"In what was recorded, the time changes by {ratio}: {cause}."]
     name = numbers.difference.variant.window.range_name
     subject = "the variant" if name is None else f"range {fmt.printable(name)} of the variant"
     verdict = fmt.capitalised(verdict_text(numbers.comparison, subject))
     # The typical files, which the cause is from, may differ in the other direction than all files together.
-    if numbers.comparison.verdict in ("faster", "slower") and numbers.why.direction == numbers.comparison.verdict:
+    means = _means_sentence(numbers)
+    agree = numbers.comparison.verdict in ("faster", "slower") and numbers.why.direction == numbers.comparison.verdict
+    if agree and not gpus:
         # The sentence of a paradox begins with the GPU work, which is not the cause.
-        return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]
-    return [f"{verdict}.", f"In what was recorded, {cause}."]
+        return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}.", *means]
+    work = gpu_work_sentence(numbers)
+    return [f"{verdict}.", *gpus, *([work] if work else []), f"In what was recorded, {cause}.", *means]
+
+
+def _other_gpu(numbers: StepNumbers) -> list[str]:
+    """The GPUs of the sides as the first explanation, if they differ."""
+    if not any(note.code == "different-gpu" for note in numbers.notes):
+        return []
+    before, after = (fmt.gpu_names(side.typical.timeline.trace.capture) for side in (numbers.baseline, numbers.variant))
+    return [f"The first explanation is the GPU: the variant ran on {after}, the baseline on {before}."]
+
+
+#: Ratios of the typical steps and of all steps that differ by less are not explained.
+_RECONCILED: Final = 0.01
+
+
+def _means_sentence(numbers: StepNumbers) -> list[str]:
+    """Why the change in the tables is not that of the verdict, if the two visibly differ."""
+    ratio, of_tables, per = numbers.comparison.ratio.estimate, numbers.why.ratio, numbers.difference.per
+    if not of_tables or abs(math.log(of_tables / ratio)) < _RECONCILED:
+        return []
+    if max(len(numbers.baseline.files), len(numbers.variant.files)) > 1:
+        basis = f"of all files; the tables are of one file a side, whose mean {per} changes"
+    else:
+        trimmed = min(samples.count for samples in numbers.samples) >= TRIMMED_FROM
+        kind = "trimmed" if trimmed else "geometric"
+        basis = f"of {kind} means, of typical {per}s; the tables are of all {per}s, whose plain mean changes"
+    return [f"The {signed_share(ratio - 1)} is {basis} by {signed_share(of_tables - 1)}."]
 
 
 def forbids_verdict(numbers: StepNumbers) -> Note | None:
@@ -250,7 +319,7 @@ def _cancelled(explanation: Explanation) -> str:
 
 
 def _of_cause(contribution: Contribution) -> str:
-    """The words after the amount of a contribution: `less of waiting for launches`."""
+    """The words after the amount of a contribution: `less of exposed copies`."""
     direction = "more" if contribution.change_ns > 0 else "less"
     if contribution.cause.startswith("idle: "):
         return f"{direction} idle time ({cause_title(contribution.cause.removeprefix('idle: '))})"
@@ -376,7 +445,7 @@ def launch_sentences(numbers: StepNumbers) -> list[str]:
     sides = ((numbers.baseline.name, launches.baseline), (numbers.variant.name, launches.variant))
     lines = [
         f"{fmt.printable(name)} is limited by {BOUND_TITLES[side.bound]}: its GPU is busy for "
-        f"{fmt.share(side.busy_share)} of the time and waits for launches for {fmt.share(side.issue_share)}."
+        f"{fmt.share(side.busy_share)} of the time and idle in {LAUNCHING} for {fmt.share(side.issue_share)}."
         for name, side in sides
     ]
     if launches.added_cost_ns is not None and launches.pace_cost_ns is not None:
