@@ -126,7 +126,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float =
         layer = pace.layer
         host = f"{fmt.duration(layer.host_ns)} on the host and " if layer.host_ns > 0 else ""
         yield (
-            f"{'a step' if steps else 'the window'} repeats a sequence of {fmt.count(layer.launches)} launches "
+            f"{'a step' if steps else 'the window'} repeats a sequence of {fmt.count(layer.launches)} kernels "
             f"{fmt.count(layer.layers)} times; each repetition takes {host}{fmt.duration(layer.gpu_ns)} on the GPU"
         )
     total = sum(pace.thread_ns.values())
