@@ -13,7 +13,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
@@ -55,6 +55,12 @@ class UnfusedAttention(StructureRule):
         "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
         "softmax: if it is not faster, the sequences are too short for the scores to matter."
     )
+    refutations: ClassVar = {
+        fallback_title: "Time one layer with inputs that a fused kernel takes (16 bits, no mask; the result is wrong, "
+        "but only the time counts): if it is not faster, the sequences are too short for the scores to matter.",
+        masked_title: "Time one layer with is_causal=True in place of the mask (the result may be wrong, but only the "
+        "time counts): if it is not faster, the mask is not the limit.",
+    }
     least_share = Limit(
         0.02, "Below this share, the softmax is a router's, a classifier's or that of a short sequence."
     )
@@ -260,7 +266,7 @@ _FUSED: Final = (
     ),
     Remedy(
         "Use a mask that the fused kernels support",
-        "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
+        "# is_causal=True instead of a dense mask that is causal; flex_attention for other masks and biases\n"
         "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
         "the same",
     ),
@@ -278,20 +284,27 @@ _ACCEPTED: Final = (
     _FUSED[1],
 )
 
-#: For fused attention with an explicit mask.
+#: For fused attention with an explicit mask. Which of them applies depends on what the mask hides, which no profile
+#: shows, so that none has a larger gain than the others.
 _UNMASKED: Final = (
     Remedy(
-        "Say what is hidden instead of passing a mask",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None\n"
-        "# transformers: no attention_mask where no text is padded",
-        "hidden scores are not computed, and the fastest kernels can be used",
+        "Say what is hidden instead of passing a mask, if it is causal",
+        "# only if the mask is causal: otherwise, this changes the model\n"
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None",
+        f"{GAIN}: hidden scores are not computed, and the fastest kernels can be used",
     ),
     Remedy(
-        "Describe another pattern as blocks",
-        "mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 1024), None, None, S, S)\n"
+        "If it keeps parts of a row apart, or hides far tokens, describe it as blocks",
+        "mask = create_block_mask(lambda b, h, q, k: part[q] == part[k], None, None, S, S)  # window: q - k < 1024\n"
         "y = torch.compile(flex_attention)(q, k, v, block_mask=mask)  # torch.nn.attention.flex_attention\n"
-        "# several texts in one row: flash_attn_varlen_func",
-        "hidden blocks are skipped",
+        "# or give the lengths: flash_attn_varlen_func, torch.nn.attention.varlen, nested tensors",
+        f"{GAIN}: hidden blocks are skipped",
+    ),
+    Remedy(
+        "If it hides nothing, or if parts of a row can be rows of a batch, pass none",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # each image or text a row of its own\n"
+        "# transformers: no attention_mask where no text is padded",
+        f"{GAIN}: the fastest kernels can be used",
     ),
 )
 
