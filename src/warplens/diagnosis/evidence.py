@@ -250,6 +250,11 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     )
     if not is_product.any():
         return marked
+    if in_loop.any():
+        # A contiguous tensor is cloned by a copy instead of a kernel.
+        cloned = (timeline.trace.copies["direction"] == "device-to-device").to_numpy()
+        is_copy = (work["kind"] == "copy").to_numpy()[rows]
+        in_loop[is_copy] = cloned[work["row"].to_numpy()[rows[is_copy]]]
     on_lists = _on_single_lists(timeline, is_kernel, kernels, _LEAST_LOOP * max(len(window.steps), 1))
     if on_lists.any():
         # Norms of a list are combined by another kernel and copied to their place.
@@ -259,7 +264,8 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     edges = np.flatnonzero(np.r_[True, (in_loop[1:] != in_loop[:-1]) | (step[1:] != step[:-1])])
     lengths = np.diff(np.r_[edges, len(rows)])
     fills = is_kernel & rows_named(timeline.trace.kernels["full_name"], lambda name: "FillFunctor" in name)[kernels]
-    is_loop = in_loop[edges] & (lengths >= _LEAST_LOOP) & (np.add.reduceat(fills, edges) < _MOST_ALIKE * lengths)
+    counted = np.add.reduceat(is_kernel | on_lists.any(), edges)  # copies alone are no loop
+    is_loop = in_loop[edges] & (counted >= _LEAST_LOOP) & (np.add.reduceat(fills, edges) < _MOST_ALIKE * lengths)
     kinds, kind = timeline.launch_kinds
     # The threads of elementwise kernels follow the size of the tensor. 0 if the grid is unknown.
     threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()

@@ -15,7 +15,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
-from warplens.diagnosis.rules.precision import off_tensor_cores, tensor_core_factor
+from warplens.diagnosis.rules.precision import Precision, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -103,6 +103,10 @@ class UnfusedAttention(StructureRule):
                 causal, copies = self._made_by_fallback(facts, products)
                 hidden = self.hidden_share if causal else 0.0
                 share[wide] = np.maximum(share[wide], 1 - (1 - hidden) / max(self.narrowed_share * factor, 1.0))
+                # Fused kernels save at least what narrower products alone would, which are a part of this finding.
+                narrowed = Precision().claim(facts) if wide.any() else None
+                if narrowed is not None:
+                    share[wide] = np.maximum(share[wide], np.nextafter(narrowed[wide], 1.0))
                 share[copies] = 1.0
         attention, masks = self._masked(facts)
         share[attention], share[masks] = self.masked_saved_share, 1.0
