@@ -271,7 +271,7 @@ def test_a_loop_over_the_parameters_is_not_the_optimizer_that_is_fused(fused: bo
         ("SGD", "torch.optim.SGD(model.parameters(), fused=True)", "Adam"),
         ("RMSprop", "torch.optim.RMSprop has no fused=True", "fused=True)"),
         ("Lion", "torch.compile(optimizer.step)", "torch.optim."),
-        ("", "if it is Adam, AdamW or SGD", "torch.optim.AdamW"),
+        ("", "your class, if it is Adam, AdamW or SGD", "foreach"),
     ],
 )
 def test_the_fused_optimizer_is_one_of_the_class_that_the_program_steps(named: str, told: str, untold: str) -> None:

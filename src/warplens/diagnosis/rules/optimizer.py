@@ -72,7 +72,7 @@ def _fused_step(kind: str | None) -> Remedy:
     elif kind in _WITH_LISTS:
         code = f"step = torch.compile(optimizer.step)  # torch.optim.{kind} has no fused=True"
     elif kind is None:
-        code = "# your optimizer with fused=True, if it is Adam, AdamW or SGD of torch.optim"
+        code = "torch.optim.AdamW(model.parameters(), fused=True)  # your class, if it is Adam, AdamW or SGD"
         code += "\nstep = torch.compile(optimizer.step)  # another one"
     else:
         code = "step = torch.compile(optimizer.step)  # one that is not of torch.optim, or a fused form of it"
@@ -81,11 +81,11 @@ def _fused_step(kind: str | None) -> Remedy:
 
 def _lists_step(kind: str | None) -> Remedy:
     """The remedy of an optimizer of this class that runs its operations on lists of tensors."""
-    known = f"torch.optim.{kind}(model.parameters(), foreach=True)\n" if kind in _WITH_LISTS else ""
-    of_torch = "# an optimizer of torch.optim: foreach=True\n" if kind is None else ""
+    of_torch = "" if kind == _OF_OTHERS else f"torch.optim.{kind or 'AdamW'}(model.parameters(), foreach=True)"
+    hint = "  # your class of torch.optim" if kind is None else ""
     return Remedy(
         "Update all tensors at once",
-        f"{known or of_torch}# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)",
+        f"{of_torch}{hint}\n# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)".lstrip(),
         "a few launches in all instead of several per tensor; memory traffic stays",
     )
 
