@@ -81,13 +81,12 @@ def _fused_step(kind: str | None) -> Remedy:
 
 def _lists_step(kind: str | None) -> Remedy:
     """The remedy of an optimizer of this class that runs its operations on lists of tensors."""
-    of_torch = "" if kind == _OF_OTHERS else f"torch.optim.{kind or 'AdamW'}(model.parameters(), foreach=True)"
-    hint = "  # your class of torch.optim" if kind is None else ""
-    return Remedy(
-        "Update all tensors at once",
-        f"{of_torch}{hint}\n# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)".lstrip(),
-        "a few launches in all instead of several per tensor; memory traffic stays",
-    )
+    code = "# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)"
+    if kind != _OF_OTHERS:
+        hint = "" if kind else "  # your class of torch.optim"
+        code = f"torch.optim.{kind or 'AdamW'}(model.parameters(), foreach=True){hint}\n{code}"
+    effect = "a few launches in all instead of several per tensor; memory traffic stays"
+    return Remedy("Update all tensors at once", code, effect)
 
 
 def _over_all(kind: str | None) -> Remedy:
