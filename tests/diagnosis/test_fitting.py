@@ -10,6 +10,7 @@ import pytest
 
 from tests.analysis import builders
 from tests.diagnosis import programs
+from tests.diagnosis import test_structure as structure
 from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
 from warplens.diagnosis import Diagnosis, fitting, frameworks
@@ -326,6 +327,70 @@ def test_a_loop_over_the_parameters_is_not_the_optimizer_that_is_fused(fused: bo
     assert found.verdict == "unfused-optimizer"
     assert ("AdamW" in advice(found, "unfused-optimizer")) != fused
     assert ("loop over the parameters" in found.headline) == fused
+    assert ("but not optimizer.step()" in found.findings[0].refute) == fused
+
+
+@pytest.mark.parametrize(
+    ("named", "told", "untold"),
+    [
+        ("SGD", "torch.optim.SGD(model.parameters(), fused=True)", "Adam"),
+        ("RMSprop", "torch.optim.RMSprop has no fused=True", "fused=True)"),
+        ("Lion", "torch.compile(optimizer.step)", "torch.optim."),
+        ("", "your class, if it is Adam, AdamW or SGD", "foreach"),
+    ],
+)
+def test_the_fused_optimizer_is_one_of_the_class_that_the_program_steps(named: str, told: str, untold: str) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(20 * US, times=20)
+        with machine.range(f"Optimizer.step#{named}.step" if named else "update"):
+            for tensor in range(200):
+                machine.launch(2 * US, ADD, (1 + tensor % 5, 1, 1))
+
+    first = verdict(step, Machine(python_ns=26 * US)).findings[0]
+    assert first.id == "unfused-optimizer"
+    assert told in first.remedies[0].how
+    assert untold not in first.remedies[0].how
+
+
+def test_an_optimizer_of_ones_own_is_not_the_one_that_a_range_names() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        with machine.range("Optimizer.step#AdamW.step"):
+            machine.launch(20 * US, FUSED_ADAM)
+        for number in range(240):
+            machine.launch(2 * US, structure.LISTS.format(number % 6, number % 6))
+
+    said = advice(verdict(step), "unfused-optimizer")
+    assert "AdamW" not in said
+    assert "fused=True" not in said, "one of them is fused already, the other cannot be"
+
+
+@pytest.mark.parametrize("clones", [200, 5])
+def test_a_loop_over_parameters_may_clone_each_and_a_few_copies_between_kernels_may_be_anything(clones: int) -> None:
+    """Lion as it was published clones its moment, which is a copy and no kernel."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(20 * US, times=20)
+        for tensor in range(200):
+            if tensor % (200 // clones) == 0:
+                machine.copy(2 * US, 1024, "device-to-device", pinned=True)
+            machine.launch(2 * US, ADD, (1 + tensor % 5, 1, 1), times=2)
+
+    found = verdict(step, Machine(python_ns=26 * US)).finding("unfused-optimizer")
+    assert (found is not None) is (clones == 200)
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_passes_without_products_are_told_of_narrower_tensors_and_of_no_operators_of_networks(network: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, ADD, times=30)
+        if network:
+            machine.launch(100 * US)
+
+    said = advice(verdict(step), "memory-bandwidth")
+    assert "autocast" not in said, "it narrows the operands of products only"
+    assert "bfloat16()" in said
+    assert ("scaled_dot_product_attention" in said) is network
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["hooks of the backward pass", "minibatches"])

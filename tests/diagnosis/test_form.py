@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -187,6 +188,14 @@ def test_a_rule_has_all_parts(declared: Rule) -> None:
     assert all(meaning and any(unit in name for unit in EVIDENCE_UNITS) for name, meaning in declared.evidence.items())
     assert set(declared.thresholds) <= set(REASONS)
     assert all(limit.why for limit in declared.limits().values())
+
+
+@pytest.mark.parametrize("declared", RULES, ids=lambda each: each.id)
+def test_each_experiment_is_for_a_title_of_its_rule(declared: Rule) -> None:
+    titles = {text for name, text in inspect.getmembers(declared) if name.endswith("title")}
+    assert {*declared.refutations} <= titles
+    texts = [declared.refutation, *declared.refutations.values()]
+    assert len({*texts}) == len(texts)
 
 
 def test_ids_are_used_once() -> None:

@@ -91,6 +91,10 @@ def test_a_frozen_part_above_what_is_trained_costs_the_gradients_of_its_weights_
     assert finding is not None
     whole = FORWARD + 4 * BACKWARD
     assert finding.expected == pytest.approx(whole / (whole - 1.5 * BACKWARD), rel=0.1)
+    code = finding.remedies[0].how
+    # Under no_grad, what is trained below it would learn nothing.
+    assert code.startswith("backbone.requires_grad_(False)")
+    assert "only if nothing before it is trained" in code.split("with torch.no_grad()")[0]
 
 
 def test_few_numbers_may_cost_much_time_as_those_of_convolutions_do() -> None:

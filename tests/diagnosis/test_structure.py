@@ -103,6 +103,25 @@ def test_the_fused_function_that_writes_its_scores_is_told_what_its_kernels_take
     # The products reach tensor cores, too: more than the 900 of 2,100 µs of the passes goes away.
     assert found.findings[0].expected > 2100 / 300
     assert found.finding("precision") is None
+    assert "two products" not in found.findings[0].refute, "the program calls the function already"
+
+
+def test_narrower_products_are_a_part_of_fused_attention_where_the_rest_is_narrow() -> None:
+    """Attention by formula under autocast, without a triangle: its products gain as much from the format alone."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(200 * US, times=2)
+            machine.launch(600 * US, FP32_GEMM)
+            machine.launch(150 * US, SOFTMAX)
+            machine.launch(150 * US, ISNEGINF)
+            machine.launch(150 * US, WHERE)
+            machine.launch(600 * US, FP32_GEMM)
+
+    found = verdict(step)
+    assert found.verdict == "unfused-attention"
+    assert found.findings[0].expected > 2050 / (400 + 1200 / 8), "most of the products goes, too"
+    assert found.finding("precision") is None
 
 
 def test_the_softmax_of_a_loss_is_none_of_attention() -> None:
@@ -197,6 +216,44 @@ def test_nothing_bounds_what_another_format_brings_to_products(name: str) -> Non
     """A product in Triton may be in fp32 off the tensor cores, and one in bfloat16 may be had in fp8."""
     finding = verdict(lambda machine: machine.launch(500 * US, name, times=6)).finding("tensor-compute")
     assert finding.bound is None
+
+
+def test_attention_that_has_a_finding_of_its_own_is_no_product_without_one() -> None:
+    def step(machine: Machine, mask: int) -> None:
+        for _ in range(8):
+            machine.launch(500 * US)
+            machine.launch(20 * US, WHERE, grid=(mask, 1, 1))
+            machine.launch(400 * US, FLASH)
+
+    masked, free = (
+        verdict(lambda machine, mask=mask: step(machine, mask)).finding("tensor-compute")
+        for mask in (2048 * 2048 // 512, 100)
+    )
+    steps = 6 * 8 * US
+    assert masked.evidence["products_ns"] == 500 * steps
+    assert free.evidence["products_ns"] == 900 * steps
+
+
+@pytest.mark.parametrize(("side", "padded"), [(4096, False), (4000, True)])
+def test_products_of_whole_tiles_are_told_of_no_other_shape_and_their_rate_is_computed(side: int, padded: bool) -> None:
+    """2 · 4096³ operations in 0.2 ms are 687 TFLOP/s, of 989."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(30):
+        if number % 10 == 0:
+            ranges.append(annotation(now, now + 2010 * US, "step"))
+        product = operator(now, now + 3 * US, "aten::mm", shapes=json.dumps([[side, side]] * 2))
+        ranges.append(product | {"input_types": '["c10::BFloat16", "c10::BFloat16"]'})
+        calls.append(launch(now + US, now + 2 * US, number + 1))
+        begin = now + 5 * US
+        now = begin + 200 * US
+        kernels.append(kernel(begin, now, "gemm", correlation=number + 1, full_name=BF16_GEMM, grid=FULL_GRID))
+        now -= 4 * US
+    profile = program(kernels, calls, ranges).trace
+    found = judged(replace(profile, capture=replace(profile.capture, devices=(H200,))))
+    finding = found.finding("tensor-compute")
+    assert any("tiles" in remedy.action for remedy in finding.remedies) is padded
+    assert finding.evidence["of_peak_share"] == pytest.approx(2 * side**3 / 200e-6 / 989e12, rel=0.02)
+    assert "twice as many rows" in finding.refute
 
 
 @pytest.mark.parametrize(("compiled", "passes"), [(True, 3), (True, 2), (False, 3)])
@@ -311,6 +368,10 @@ def test_one_mask_for_all_keeps_fused_attention_at_work_on_hidden_scores(mask: i
     assert (found is not None) is is_one
     if found is not None:
         assert found.expected == pytest.approx(520 / (100 + 0.4 * 400), rel=0.05)
+        causal, blocks, none = found.remedies
+        assert "only if the mask is causal" in causal.how, "what a mask hides is not recorded"
+        assert causal.gain == blocks.gain == none.gain
+        assert "in place of the mask" in found.refute
 
 
 @pytest.mark.parametrize("is_network", [True, False])
@@ -756,9 +817,10 @@ def test_an_optimizer_with_a_group_for_each_tensor_gains_its_launches() -> None:
         machine.launch(100 * US, times=4)
         for number in range(240):
             machine.launch(2 * US, LISTS.format(number % 6, number % 6))
+        machine.launch(2 * US, LISTS.format(1, 9))
 
     found = verdict(step).finding("unfused-optimizer")
-    assert found.evidence["groups_per_step"] == 40
+    assert found.evidence["groups_per_step"] == 40, "one operation of something else divides no groups"
     assert found.remedies[0].action == "Put the parameters into few groups"
     assert found.expected > 1.5  # 0.6 of the time of its kernels is 0.1 of the step
 
@@ -898,7 +960,9 @@ def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) 
         machine.launch(100 * US, times=2)
         machine.launch(220 * US, FILL, grid=(250_000, 1, 1))
         machine.launch(50 * US, ADD_USED, grid=(used_blocks, 1, 1))
-        machine.launch(80 * US, SGD, grid=(400, 1, 1), times=10)
+        with machine.range("Optimizer.step#SGD.step"):
+            machine.launch(80 * US, SGD, grid=(400, 1, 1), times=10)
+            machine.copy(2 * US, 4, "device-to-device", pinned=True)  # of which no number of threads is known
 
     found = verdict(step)
     finding = found.finding("scattered-access")
@@ -909,6 +973,8 @@ def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) 
     assert finding.evidence["used_rows_share"] < 0.01
     assert finding.expected == pytest.approx(1270 / 250, rel=0.15)
     assert "sparse=True" in finding.remedies[0].how
+    assert "tied" in finding.remedies[0].how
+    assert "Freeze the table" in finding.refute
 
 
 def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:

@@ -719,6 +719,18 @@ def test_how_much_small_grids_leave_empty_is_told_as_it_is(blocks: int, left: st
     assert left in found.title
 
 
+def test_what_small_grids_fill_is_told_of_them_and_not_of_all_kernels() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(1000 * US, times=9)
+        machine.launch(1000 * US, grid=(33, 1, 1))
+
+    small = verdict(step).finding("small-kernels")
+    assert small is not None
+    assert small.evidence["multiprocessors_reached_by_small_kernels_share"] == pytest.approx(33 / 132)
+    assert small.evidence["small_kernels_per_step"] == 1
+    assert small.evidence["small_kernels_share"] == pytest.approx(0.1, rel=0.02)
+
+
 def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() -> None:
     def chained(machine: Machine) -> None:
         """Kernels of one block in streams that wait for one another: 6 µs to start, 2 µs to run, the host ahead."""

@@ -250,16 +250,18 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     )
     if not is_product.any():
         return marked
+    steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
+    step = np.searchsorted(steps, starts[rows], side="right")
+    in_loop |= _clones(timeline, rows, in_loop, step)
     on_lists = _on_single_lists(timeline, is_kernel, kernels, _LEAST_LOOP * max(len(window.steps), 1))
     if on_lists.any():
         # Norms of a list are combined by another kernel and copied to their place.
         in_loop |= on_lists | ~is_kernel
-    steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
-    step = np.searchsorted(steps, starts[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (in_loop[1:] != in_loop[:-1]) | (step[1:] != step[:-1])])
     lengths = np.diff(np.r_[edges, len(rows)])
     fills = is_kernel & rows_named(timeline.trace.kernels["full_name"], lambda name: "FillFunctor" in name)[kernels]
-    is_loop = in_loop[edges] & (lengths >= _LEAST_LOOP) & (np.add.reduceat(fills, edges) < _MOST_ALIKE * lengths)
+    counted = np.add.reduceat(is_kernel | on_lists.any(), edges, dtype=np.int64)  # copies alone are no loop
+    is_loop = in_loop[edges] & (counted >= _LEAST_LOOP) & (np.add.reduceat(fills, edges) < _MOST_ALIKE * lengths)
     kinds, kind = timeline.launch_kinds
     # The threads of elementwise kernels follow the size of the tensor. 0 if the grid is unknown.
     threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()
@@ -277,6 +279,26 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
             is_loop[run] = len(of_run) > 0
     marked[rows] = np.repeat(is_loop, lengths)
     return marked
+
+
+def _clones(timeline: Timeline, rows: Int64s, in_loop: npt.NDArray[np.bool_], step: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of these rows of `Timeline.work` are copies within the GPU, one for each turn of a loop over parameters.
+
+    A contiguous tensor is cloned by such a copy instead of a kernel. A few copies between kernels may be anything.
+
+    Args:
+        in_loop: whether each row is a kernel that may belong to a loop.
+        step: of each row.
+    """
+    copies = np.zeros(len(rows), dtype=np.bool_)
+    is_copy = (timeline.work["kind"] == "copy").to_numpy()[rows]
+    within = (timeline.trace.copies["direction"] == "device-to-device").to_numpy()
+    copies[is_copy] = within[timeline.work["row"].to_numpy()[rows[is_copy]]]
+    either = in_loop | copies
+    edges = np.flatnonzero(np.r_[True, (either[1:] != either[:-1]) | (step[1:] != step[:-1])])
+    lengths, count = np.diff(np.r_[edges, len(rows)]), np.add.reduceat(copies, edges, dtype=np.int64)
+    many = (count >= _LEAST_UPDATES) & (count >= _LEAST_DENSITY * lengths)
+    return np.asarray(copies & np.repeat(many, lengths), dtype=np.bool_)
 
 
 def _on_single_lists(

@@ -160,6 +160,7 @@ class Rule:
     #: name of each number that shows it → its meaning. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
     refutation: ClassVar[str]  #: the experiment that would refute it
+    refutations: ClassVar[Mapping[str, str]] = {}  #: title → experiment, for titles that need another experiment
     #: names of the `Thresholds` that it uses, except those that all rules use. Its own limits are attributes (`Limit`).
     thresholds: ClassVar[tuple[str, ...]] = ()
     #: it describes the window without naming lost time, and is the verdict only if no time is lost
@@ -184,6 +185,10 @@ class Rule:
     def headline_of(self, finding: Finding) -> str:
         """The headline for this finding."""
         return self.headlines.get(finding.title, self.headline)
+
+    def refutation_of(self, title: str, evidence: Mapping[str, int | float]) -> str:
+        """The experiment that would refute a finding with this title and evidence."""
+        return self.refutations.get(title, self.refutation)
 
     def told(self, facts: Facts, finding: Finding) -> str:
         """The verdict of a describing finding as a sentence; empty to use its title."""
@@ -316,7 +321,8 @@ class Rule:
         recorded = {name: number for name, number in evidence.items() if number is not None}
         known = {name: recorded[name] for name in sorted(recorded, key=[*self.evidence].index)}
         told = title or self.title
-        return Finding(self.id, told, severity, confidence, *gains, known, where, remedies, self.refutation, (), basis)
+        refutation = self.refutation_of(told, known)
+        return Finding(self.id, told, severity, confidence, *gains, known, where, remedies, refutation, (), basis)
 
     #: For rules that claim pauses: from this share of its time on, a removed piece of work is not launched at all.
     unlaunched_share: ClassVar[float] = 0.99

@@ -13,9 +13,9 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
-from warplens.diagnosis.rules.precision import off_tensor_cores, tensor_core_factor
+from warplens.diagnosis.rules.precision import Precision, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -55,6 +55,12 @@ class UnfusedAttention(StructureRule):
         "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
         "softmax: if it is not faster, the sequences are too short for the scores to matter."
     )
+    refutations: ClassVar = {
+        fallback_title: "Time one layer with inputs that a fused kernel takes (16 bits, no mask; the result is wrong, "
+        "but only the time counts): if it is not faster, the sequences are too short for the scores to matter.",
+        masked_title: "Time one layer with is_causal=True in place of the mask (the result may be wrong, but only the "
+        "time counts): if it is not faster, the mask is not the limit.",
+    }
     least_share = Limit(
         0.02, "Below this share, the softmax is a router's, a classifier's or that of a short sequence."
     )
@@ -97,6 +103,10 @@ class UnfusedAttention(StructureRule):
                 causal, copies = self._made_by_fallback(facts, products)
                 hidden = self.hidden_share if causal else 0.0
                 share[wide] = np.maximum(share[wide], 1 - (1 - hidden) / max(self.narrowed_share * factor, 1.0))
+                # Fused kernels save at least what narrower products alone would, which are a part of this finding.
+                narrowed = Precision().claim(facts) if wide.any() else None
+                if narrowed is not None:
+                    share[wide] = np.maximum(share[wide], np.nextafter(narrowed[wide], 1.0))
                 share[copies] = 1.0
         attention, masks = self._masked(facts)
         share[attention], share[masks] = self.masked_saved_share, 1.0
@@ -260,7 +270,7 @@ _FUSED: Final = (
     ),
     Remedy(
         "Use a mask that the fused kernels support",
-        "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
+        "# is_causal=True instead of a dense mask that is causal; flex_attention for other masks and biases\n"
         "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
         "the same",
     ),
@@ -272,26 +282,34 @@ _ACCEPTED: Final = (
         "Give scaled_dot_product_attention what its fused kernels take",
         "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
         "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; a mask without a gradient\n"
-        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take",
+        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take\n"
+        "# and no sdpa_kernel(SDPBackend.MATH) around it",
         "the passes over the scores go away; products in fp32 reach tensor cores",
     ),
     _FUSED[1],
 )
 
-#: For fused attention with an explicit mask.
+#: For fused attention with an explicit mask. Which of them applies depends on what the mask hides, which no profile
+#: shows, so that none has a larger gain than the others.
 _UNMASKED: Final = (
     Remedy(
-        "Say what is hidden instead of passing a mask",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None\n"
-        "# transformers: no attention_mask where no text is padded",
-        "hidden scores are not computed, and the fastest kernels can be used",
+        "Say what is hidden instead of passing a mask, if it is causal",
+        "# only if the mask is causal: otherwise, this changes the model\n"
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None",
+        f"{GAIN}: hidden scores are not computed, and the fastest kernels can be used",
     ),
     Remedy(
-        "Describe another pattern as blocks",
-        "mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 1024), None, None, S, S)\n"
+        "If it keeps parts of a row apart, or hides far tokens, describe it as blocks",
+        "mask = create_block_mask(lambda b, h, q, k: part[q] == part[k], None, None, S, S)  # window: q - k < 1024\n"
         "y = torch.compile(flex_attention)(q, k, v, block_mask=mask)  # torch.nn.attention.flex_attention\n"
-        "# several texts in one row: flash_attn_varlen_func",
-        "hidden blocks are skipped",
+        "# or give the lengths: flash_attn_varlen_func, torch.nn.attention.varlen, nested tensors",
+        f"{GAIN}: hidden blocks are skipped",
+    ),
+    Remedy(
+        "If it hides nothing, or if parts of a row can be rows of a batch, pass none",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # each image or text a row of its own\n"
+        "# transformers: no attention_mask where no text is padded",
+        f"{GAIN}: the fastest kernels can be used",
     ),
 )
 

@@ -136,6 +136,20 @@ class GrowingCache(StructureRule):
         "Write into a buffer of fixed size (in decoding: StaticCache): if a step takes as long, the copies were not "
         "the limit."
     )
+    refutations: ClassVar = {
+        appended_title: "Leave the concatenation out, and only keep the parts in a list: if a step takes as long, the "
+        "copies were not the limit.",
+        rolled_title: "Leave the concatenation out, so that the history stays as it is: if a turn takes as long, the "
+        "copies were not the limit.",
+        shifted_title: "Leave torch.roll out, so that the buffer stays as it is: if a step takes as long, the copies "
+        "were not the limit.",
+        copied_title: "Run a few tokens without torch.compile, and look at the copies before attention (warplens "
+        "kernels): if a copy of the whole cache is still there, the program makes it, not the compiler.",
+        shared_title: "Pass keys and values to attention without repeating them (enable_gqa=True): if a step takes as "
+        "long, the copies were not the limit.",
+        reordered_title: "Decode with num_beams=1, or without reordering the cache, where only the time counts: if a "
+        "token takes as long, the copies were not the limit.",
+    }
     least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
         10,

@@ -296,9 +296,10 @@ class UnusedGradients(StructureRule):
             remedies=(
                 Remedy(
                     "Run what is not trained without gradients",
+                    "backbone.requires_grad_(False)  # what is not trained; gradients still pass through it\n"
+                    "# only if nothing before it is trained either (prompts, adapters, a generator):\n"
                     "with torch.no_grad(): features = backbone(x)  # a frozen backbone, a teacher, a reference model\n"
-                    "critic(fake.detach())  # if this loss does not train the part before it\n"
-                    "backbone.requires_grad_(False)  # if gradients have to pass through it",
+                    "critic(fake.detach())  # only if this loss does not train the part before it",
                     "its backward pass goes away, and the memory of its activations",
                 ),
                 Remedy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -10,13 +11,14 @@ import polars as pl
 
 from warplens.analysis.categories import class_table
 from warplens.analysis.frames import number
+from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
-from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
+from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_of
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Bools, Float64s
 
@@ -85,6 +87,8 @@ class MemoryBandwidth(Rule):
         "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass could save"
     )
     headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
+    measured_title: ClassVar = "The GPU is busy with kernels that move data through memory rather than compute"
+    inferred_title: ClassVar = f"{measured_title} (inferred from their kind)"
     evidence: ClassVar = {
         "memory_kernels_ns": "kernels that move data",
         "memory_kernels_share": "of the window",
@@ -97,6 +101,10 @@ class MemoryBandwidth(Rule):
         "Collect counters for the largest of them (ncu --set roofline -k NAME, then warplens diagnose --counters): "
         "if they are far below the memory roof, they wait for something else."
     )
+    refutations: ClassVar = {
+        measured_title: "Fuse one chain of them into a single pass (torch.compile, or a kernel of your own): if it "
+        "does not get faster, its kernels read different data.",
+    }
     thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
     least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
     least_reductions_share = Limit(0.01, "From here on, passes may end in sums that need not be written.")
@@ -126,8 +134,7 @@ class MemoryBandwidth(Rule):
         return self.raised(
             facts,
             claims.busy_ns(self.id),
-            title="The GPU is busy with kernels that move data through memory rather than compute"
-            + ("" if measured else " (inferred from their kind)"),
+            title=self.measured_title if measured else self.inferred_title,
             confidence=confidence,
             evidence={
                 "memory_kernels_ns": time,
@@ -142,12 +149,15 @@ class MemoryBandwidth(Rule):
                     "Fuse chains of elementwise work",
                     "model = torch.compile(model)\n"
                     "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
-                    "# F.gelu(x, approximate='tanh'), F.cross_entropy",
+                    "# F.gelu(x, approximate='tanh'), F.cross_entropy"
+                    if _is_network(facts)
+                    else "step = torch.compile(step)  # the function that launches them",
                     f"{GAIN}: one pass over the data instead of several",
                 ),
                 Remedy(
                     "Move fewer bytes",
-                    "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
+                    # Autocast narrows products only; what lies between them follows their format.
+                    "x = x.bfloat16()  # the tensors that these kernels pass over, where accuracy allows\n"
                     "# in-place operations; no .contiguous() or .float() that nothing needs",
                     "half of these kernels' time with 16-bit instead of 32-bit numbers",
                 ),
@@ -158,6 +168,12 @@ class MemoryBandwidth(Rule):
             bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
             bound_ns=time if sums else saved_ns + (time - saved_ns) // 2,
         )
+
+
+def _is_network(facts: Facts) -> bool:
+    """Whether the program has products, norms or softmax, as networks do, and thus uses for their fused operators."""
+    program = facts.program
+    return bool((program.products | program.labelled("normalization", "softmax")).any())
 
 
 #: Names of products in texts.
@@ -204,9 +220,13 @@ class TensorCompute(Rule):
     cause = "matrix products"
     raised_when = "they take half of the time of a GPU that is busy for 90 % of it. Informational"
     claimed = "nothing: this is the work that the program exists for"
+    title: ClassVar = "Matrix products take most of the time of a busy GPU"
     evidence: ClassVar = {
-        "products_ns": "matrix products",
+        "products_ns": "matrix products, convolutions and attention; without attention of which `unfused-attention` "
+        "is the finding",
         "products_share": "of the window",
+        "of_peak_share": "rate of these products over the peak of their format and of the memory; only where the sizes "
+        "of most of them are known",
         "on_tensor_cores_share": "of the products whose name shows it, if those are most of them",
         **GPU_BUSY_SHARE,
         "at_tensor_roof_share": "of the counted products' time, at 60 % or more of the tensor pipe's peak",
@@ -215,8 +235,19 @@ class TensorCompute(Rule):
         "Compare the rate of the products with the GPU's peak (2·M·N·K over their time; ncu --section "
         "ComputeWorkloadAnalysis): if it is far below, their shapes or operands are the limit."
     )
+    known_refutation: ClassVar = (
+        "Time the largest product alone, with twice as many rows: if it takes less than twice as long, its shape is "
+        "the limit, not the rate of the tensor cores."
+    )
     thresholds = ("busy_share", "dominant_share", "roof_share")
     describes = True
+    aligned_share = Limit(
+        0.95, "Of the products' time: the rest is that of small heads, which no padding makes faster."
+    )
+
+    def refutation_of(self, title: str, evidence: Mapping[str, int | float]) -> str:
+        """The experiment; nobody need compute a rate that the evidence has."""
+        return self.known_refutation if "of_peak_share" in evidence else self.refutation
 
     def told(self, facts: Facts, finding: Finding) -> str:
         """The verdict: nothing to fix."""
@@ -225,11 +256,12 @@ class TensorCompute(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         limits = facts.thresholds
-        is_product = pl.col("label").is_in(PRODUCTS) & pl.col("tensor_cores").fill_null(value=True)
+        kinds = [kind for kind in PRODUCTS if kind != "attention" or not self._has_finding(facts, claims)]
+        is_product = pl.col("label").is_in(kinds) & pl.col("tensor_cores").fill_null(value=True)
         time = facts.own_ns(is_product)
         if facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
             return None
-        known = facts.own_ns(pl.col("label").is_in(PRODUCTS) & pl.col("tensor_cores").is_not_null())
+        known = facts.own_ns(pl.col("label").is_in(kinds) & pl.col("tensor_cores").is_not_null())
         on_cores = facts.own_ns(is_product & pl.col("tensor_cores"))
         pipe = (
             (pl.col("bound") == "compute")
@@ -242,13 +274,13 @@ class TensorCompute(Rule):
         near = counted and at_roof > limits.dominant_share * counted
         return self.described(
             facts,
-            title="Matrix products take most of the time of a busy GPU"
-            + (", near the peak of its tensor cores" if near else ""),
+            title=self.title + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
             # Fewer operations or a narrower format have no known bound.
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
+                "of_peak_share": _of_peak(facts, products),
                 "on_tensor_cores_share": on_cores / known if 2 * known > time else None,
                 "at_tensor_roof_share": at_roof / counted if counted else None,
             },
@@ -256,8 +288,14 @@ class TensorCompute(Rule):
             remedies=(
                 Remedy(
                     "Do fewer FLOPs, or use a narrower format",
-                    "with transformer_engine.pytorch.fp8_autocast(): y = model(x)\n"
-                    "# or torchao.float8, 2:4 sparsity, a smaller model, fewer tokens",
+                    (
+                        "torchao.float8.convert_to_float8_training(model)  # its nn.Linear layers, before torch.compile"
+                        if facts.trains
+                        else "torchao.quantization.quantize_(model, Float8DynamicActivationFloat8WeightConfig())"
+                        "  # its nn.Linear"
+                    )
+                    + "\n# or te.Linear layers under te.autocast(enabled=True) (transformer_engine.pytorch)\n"
+                    "# 2:4 sparsity, a smaller model, fewer tokens",
                     "in proportion to the FLOPs, or to the formats' peak rates",
                 )
                 if _could_be_narrower(facts)
@@ -266,13 +304,54 @@ class TensorCompute(Rule):
                     "# 2:4 sparsity, a smaller model, fewer tokens",
                     "in proportion to the FLOPs",
                 ),
-                Remedy(
+                None
+                if _aligned_ns(facts) >= self.aligned_share * time
+                else Remedy(
                     "Choose shapes that fill whole tiles",
                     "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too",
                     "up to one partial wave of blocks per product",
                 ),
             ),
         )
+
+    def _has_finding(self, facts: Facts, claims: Claims) -> bool:
+        """Whether most of the time of attention is claimed by the finding on attention."""
+        attention = facts.program.labelled("attention")
+        if _ATTENTION not in claims.causes or not attention.any():
+            return False
+        claimed = attention & (claims.of_work(_ATTENTION).to_numpy() > 0)
+        return 2 * time_of(facts.program, claimed) > time_of(facts.program, attention)
+
+
+#: Id of the rule whose finding attention may be.
+_ATTENTION: Final = "unfused-attention"
+
+#: Dimensions of products that fill whole tiles on each GPU are multiples of this.
+_WHOLE_TILE: Final = 128
+
+
+def _of_peak(facts: Facts, products: pl.Series) -> float | None:
+    """Rate of these products over the peaks of their format and of the memory; None if few of their sizes are known."""
+    pieces = facts.at_roof.filter(products).select("owned_ns", "theoretical_ns")
+    known = pieces.drop_nulls()
+    spent = int(known["owned_ns"].sum())
+    if not spent or 2 * spent <= int(pieces["owned_ns"].sum()):
+        return None
+    return min(float(known["theoretical_ns"].sum()) / spent, 1.0)
+
+
+def _aligned_ns(facts: Facts) -> int:
+    """Time of the matrix products whose recorded dimensions all fill whole tiles."""
+    program, rows = facts.program, np.flatnonzero(facts.program.labelled("gemm"))
+    texts = program.shapes().gather(rows)
+    whole = [text for text in texts.drop_nulls().unique().to_list() if _fills_tiles(text)]
+    return int(program.own_ns[rows[texts.is_in(whole).fill_null(value=False).to_numpy()]].sum())
+
+
+def _fills_tiles(shapes: str) -> bool:
+    """Whether both dimensions of each matrix among the inputs of a product are whole tiles."""
+    sides = [side for shape in tensors_of(shapes) if len(shape) > 1 for side in shape[-2:]]
+    return bool(sides) and all(side % _WHOLE_TILE == 0 for side in sides)
 
 
 def _could_be_narrower(facts: Facts) -> bool:
@@ -405,17 +484,22 @@ class SmallKernels(Rule):
     headline = "Limited by small grids: the multiprocessors that they leave empty cost {share} of the time"
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
     part_title: ClassVar = "The GPU is busy with grids that leave a part of it empty"
+    started_title: ClassVar = "The GPU takes longer to start short kernels than to run them"
     evidence: ClassVar = {
         "empty_ns": "time lost to multiprocessors that small grids leave empty",
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
         "small_kernels_share": "time of such kernels, of the window",
-        "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
+        "multiprocessors_reached_by_small_kernels_share": "part of the GPU that such kernels fill by their blocks, "
+        "short ones also by their threads and tiles; weighted by time",
         "small_kernel_median_ns": "duration of such kernels",
         "small_kernels_per_step": "number of such kernels",
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
+    refutations: ClassVar = {
+        started_title: "Double the batch: if the step takes twice as long, the kernels are not short of work.",
+    }
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
     half_filled_share = Limit(0.5, "Grids that fill more leave no room for twice the work.")
     long_ns = Limit(50_000, "A kernel of few blocks that takes this long is not short of work, but of blocks.")
@@ -462,10 +546,10 @@ class SmallKernels(Rule):
             return None
         empty = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
         starting = int((facts.program.of_gaps(empty) * facts.causes["start-latency"].whole()).sum())
-        kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
+        kernels = facts.work.select("own_ns", "fill_share").drop_nulls()
         time = int(kernels["own_ns"].sum())
-        small = kernels.filter(pl.col("fill_share") < 1)
-        lengths, of_small = small["length"], int(small["own_ns"].sum())
+        small = (claims.of_work(self.id).to_numpy() > 0) & facts.program.is_kernel
+        of_small, lost = (int(ns[small].sum()) for ns in (facts.program.own_ns, claims.pieces(self.id).whole()))
         is_short = facts.lengths < self.long_ns
         of_short = float((facts.program.own_ns * empty)[is_short].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
@@ -507,14 +591,14 @@ class SmallKernels(Rule):
                 "empty_ns": claimed,
                 "starting_ns": starting,
                 "small_kernels_share": of_small / facts.wall_ns,
-                "multiprocessors_reached_share": filled,
-                "small_kernel_median_ns": number(lengths.median()),
-                "small_kernels_per_step": lengths.len() / facts.steps,
+                "multiprocessors_reached_by_small_kernels_share": 1 - lost / of_small if of_small else None,
+                "small_kernel_median_ns": float(np.median(facts.lengths[small])) if small.any() else None,
+                "small_kernels_per_step": int(small.sum()) / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
             title=first_of(
-                (slow_start, "The GPU takes longer to start short kernels than to run them"),
+                (slow_start, self.started_title),
                 (2 * claimed < facts.program.own_ns[empty > 0].sum(), self.part_title),
                 default="",
             ),

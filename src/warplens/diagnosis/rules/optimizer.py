@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.intervals import Intervals, union
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.evidence import is_unfused, optimizer_work
+from warplens.diagnosis.evidence import is_unfused, optimizer_work, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
@@ -23,20 +25,16 @@ from warplens.diagnosis.rule import (
     remembered,
 )
 from warplens.diagnosis.structure import backward_work, started_share
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, rows_named
 
-_ON_LISTS: Final = Remedy(
-    "Update all tensors at once",
-    "torch.optim.AdamW(model.parameters(), foreach=True)\n"
-    "# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)",
-    "a few launches in all instead of several per tensor; memory traffic stays",
-)
+#: Begin and end of PyTorch's name of the range around an optimizer's step; its class lies between them.
+_STEP_OF: Final = re.compile(r"^Optimizer\.step#(\w+)\.step$")
 
-_FUSED_STEP: Final = Remedy(
-    "Use the fused optimizer",
-    "torch.optim.AdamW(model.parameters(), fused=True)",
-    f"{GAIN}: one pass over the parameters in a few launches",
-)
+#: Optimizers of torch.optim that take `fused=True` on a GPU, and the others that take `foreach=True`.
+_WITH_FUSED: Final = ("Adam", "AdamW", "SGD")
+_WITH_LISTS: Final = (
+    *_WITH_FUSED, "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop",
+)  # fmt: skip
 
 #: For fused optimizers with another loop over the parameters.
 _OVER_PARAMETERS: Final = Remedy(
@@ -47,22 +45,75 @@ _OVER_PARAMETERS: Final = Remedy(
     f"{GAIN}: a few launches in all instead of several per tensor",
 )
 
-#: For optimizers of one parameter each.
-_OVER_ALL: Final = Remedy(
-    "Step one optimizer over all parameters",
-    "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
-    "optimizer.step()  # after backward, not in a hook of each parameter; the gradients then need memory",
-    f"{GAIN}: a few launches and one call in all instead of one for each tensor",
-)
 
-#: For parameters in groups of one or two.
-_FEW_GROUPS: Final = Remedy(
-    "Put the parameters into few groups",
-    "decayed = [p for p in model.parameters() if p.ndim > 1]\n"
-    "plain = [p for p in model.parameters() if p.ndim <= 1]\n"
-    "torch.optim.AdamW([{'params': decayed}, {'params': plain, 'weight_decay': 0}], fused=True)",
-    f"{GAIN}: the launches of two groups instead of one for each tensor",
-)
+#: An optimizer of the program's own, or of another library.
+_OF_OTHERS: Final = ""
+
+
+def _optimizer_class(facts: Facts, which: Bools) -> str | None:
+    """The class of the optimizer that launches most of this work: in torch.optim, `_OF_OTHERS`, or unknown (None)."""
+    ranges = facts.timeline.trace.ranges
+    steps = ranges.filter(pl.Series(rows_named(ranges["name"], lambda name: _STEP_OF.match(name) is not None)))
+    if steps.is_empty():
+        return None
+    launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()[which]
+    for (name,), of_class in steps.group_by("name", maintain_order=True):
+        at = pl.DataFrame({"start_ns": launched, "end_ns": launched + 1})
+        if 2 * time_inside(union(Intervals.of(of_class)), at).sum() > len(launched):
+            kind = _STEP_OF.sub(r"\1", str(name))
+            return kind if kind in _WITH_LISTS else _OF_OTHERS
+    return _OF_OTHERS
+
+
+def _fused_step(kind: str | None) -> Remedy:
+    """The remedy of an optimizer that makes one pass, as far as there is one for this class."""
+    if kind in _WITH_FUSED:
+        code = f"torch.optim.{kind}(model.parameters(), fused=True)"
+    elif kind in _WITH_LISTS:
+        code = f"step = torch.compile(optimizer.step)  # torch.optim.{kind} has no fused=True"
+    elif kind is None:
+        code = "torch.optim.AdamW(model.parameters(), fused=True)  # your class, if it is Adam, AdamW or SGD"
+        code += "\nstep = torch.compile(optimizer.step)  # another one"
+    else:
+        code = "step = torch.compile(optimizer.step)  # one that is not of torch.optim, or a fused form of it"
+    return Remedy("Use the fused optimizer", code, f"{GAIN}: one pass over the parameters in a few launches")
+
+
+def _lists_step(kind: str | None) -> Remedy:
+    """The remedy of an optimizer of this class that runs its operations on lists of tensors."""
+    code = "# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)"
+    if kind != _OF_OTHERS:
+        hint = "" if kind else "  # your class of torch.optim"
+        code = f"torch.optim.{kind or 'AdamW'}(model.parameters(), foreach=True){hint}\n{code}"
+    effect = "a few launches in all instead of several per tensor; memory traffic stays"
+    return Remedy("Update all tensors at once", code, effect)
+
+
+def _over_all(kind: str | None) -> Remedy:
+    """The remedy for optimizers of one parameter each, which are fused already."""
+    made = f"torch.optim.{kind}(model.parameters(), fused=True)" if kind in _WITH_FUSED else "Optimizer(parameters)"
+    return Remedy(
+        "Step one optimizer over all parameters",
+        f"optimizer = {made}  # all of them\n"
+        "optimizer.step()  # after backward, not in a hook of each parameter; the gradients then need memory",
+        f"{GAIN}: a few launches and one call in all instead of one for each tensor",
+    )
+
+
+def _few_groups(kind: str | None) -> Remedy:
+    """The remedy for parameters in groups of one or two."""
+    groups = "[{'params': decayed}, {'params': plain, 'weight_decay': 0}]"
+    if kind in _WITH_FUSED:
+        made = f"torch.optim.{kind}({groups}, fused=True)"
+    else:
+        # An optimizer with a product for each matrix goes from one to the next.
+        made = f"Optimizer({groups})  # your class\n# one that goes from tensor to tensor: torch._foreach_* over all"
+    return Remedy(
+        "Put the parameters into few groups",
+        "decayed = [p for p in model.parameters() if p.ndim > 1]\n"
+        "plain = [p for p in model.parameters() if p.ndim <= 1]\n" + made,
+        f"{GAIN}: the launches of two groups instead of one for each tensor",
+    )
 
 
 class UnfusedOptimizer(Rule):
@@ -105,6 +156,12 @@ class UnfusedOptimizer(Rule):
         "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
         "something else is the limit."
     )
+    refutations: ClassVar = {
+        loop_title: "Leave that loop out of a test run, but not optimizer.step(): if the step does not get faster by "
+        "its share, something else is the limit.",
+        hooked_title: "Leave the hooks out of a test run: if the step does not get faster by their share, something "
+        "else is the limit.",
+    }
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
     #: One launch updates many tensors: launches of the remaining passes hardly cost host time.
@@ -178,10 +235,16 @@ class UnfusedOptimizer(Rule):
         return lists if many and operations >= self.least_operations else np.zeros_like(lists)
 
     def _groups(self, facts: Facts, lists: Bools) -> float:
-        """Groups of parameters: how often the optimizer starts each of its operations in a step."""
+        """Groups of parameters: how often the optimizer starts each of its operations in a step.
+
+        An operation may start twice for each group, and a single one may belong to something else: the median counts.
+        """
         program = facts.program
         names = program.name_codes[program.order[program.in_order(lists)]]
-        return (1 + int((np.diff(names) != 0).sum())) / len(np.unique(names)) / facts.steps if len(names) else 0.0
+        if not len(names):
+            return 0.0
+        begins = np.r_[True, names[1:] != names[:-1]]
+        return float(np.median(np.unique(names[begins], return_counts=True)[1])) / facts.steps
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -191,11 +254,13 @@ class UnfusedOptimizer(Rule):
         if foreach and not lists.any():
             return None
         claimed, optimizer = claims.total_ns(self.id), optimizer_work(facts)
-        looped = unfused and bool(facts.program.marked("fused-optimizer").any())
+        fused_already = bool(facts.program.marked("fused-optimizer").any())
+        looped = unfused and fused_already
         groups = self._groups(facts, lists) if foreach else 0.0
         many = groups >= self.least_groups
         in_phase = facts.work["phase"] == "optimizer"
         which = in_phase if unfused else pl.Series(turns if hooked else lists)
+        kind = _optimizer_class(facts, which.to_numpy())
         return self.raised(
             facts,
             claimed,
@@ -218,10 +283,10 @@ class UnfusedOptimizer(Rule):
             },
             where=kernel_names(facts, facts.work["own_ns"] * which),
             remedies=first_of(
-                (hooked, (_OVER_ALL,)),
+                (hooked, (_over_all(kind),)),
                 (looped, (_OVER_PARAMETERS,)),
-                (many, (_FEW_GROUPS, bringing(_FUSED_STEP, None))),
-                default=(_FUSED_STEP, self._on_lists(facts) if unfused else None),
+                (many, (_few_groups(kind), None if fused_already else bringing(_fused_step(kind), None))),
+                default=(_fused_step(kind), self._on_lists(facts, kind) if unfused else None),
             ),
             issuing_ns=claims.issuing_ns[self.id],
             claims=None if hooked else claims,
@@ -248,11 +313,13 @@ class UnfusedOptimizer(Rule):
             numbers["launches_per_tensor_factor"] = optimizer.launches / optimizer.updates
         return numbers
 
-    def _on_lists(self, facts: Facts) -> Remedy:
+    def _on_lists(self, facts: Facts, kind: str | None) -> Remedy:
         """The remedy of kernels on lists, which move the same bytes, but launch, start and end only a few times."""
         kernels = facts.program.having("phase", "optimizer") & facts.program.is_kernel
         time = np.where(kernels, started_share(facts), 0.0)
-        return bringing(_ON_LISTS, facts.replayed(time=time, calls=kernels.astype(np.float64)) if time.any() else None)
+        return bringing(
+            _lists_step(kind), facts.replayed(time=time, calls=kernels.astype(np.float64)) if time.any() else None
+        )
 
     def _as_one_group(self, facts: Facts, lists: Bools, groups: float) -> Gain | None:
         saved, calls = (np.where(lists, share, 0.0) for share in (float(self.lists_saved_share), 1 - 1 / groups))

@@ -95,11 +95,18 @@ class Recomputation(StructureRule):
         "picked_rows_factor": "rows picked, at least, over rows of the table",
     }
     refutation = (
-        "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
-        "losses, generate with use_cache=True and the encoder's result given, or pick rows after the product: if the "
-        "time per sample stays the "
+        "Run without checkpointing (with a smaller batch if memory requires it): if the time per sample stays the "
         "same, nothing ran twice."
     )
+    refutations: ClassVar = {
+        passes_title: "Call backward() once, on the sum of the losses: if a step takes as long, no pass was repeated.",
+        growing_title: "Generate with use_cache=True: if the time per token still grows with the text, something else "
+        "runs on all tokens.",
+        encoded_title: "Give the encoder's result to all passes after the first (encoder_outputs=…): if a token takes "
+        "as long, the encoder did not run again.",
+        projected_title: "Pick rows after the product: if the results differ, the rows were not those of one table; if "
+        "the time stays the same, their product was not the limit.",
+    }
     sequence = Limit(6, "This many kernels in the same order, a product or a norm among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
     most_share = Limit(
@@ -446,8 +453,8 @@ class PerExpertLoop(StructureRule):
             remedies=(
                 Remedy(
                     "Group the products",
-                    "order = torch.argsort(expert)  # rows sorted by expert, then torch._grouped_mm,\n"
-                    "# or padded to equal bins and torch.bmm\n"
+                    "order = torch.argsort(expert)  # rows sorted by expert, then torch.nn.functional.grouped_mm\n"
+                    "# (before PyTorch 2.10: torch._grouped_mm), or padded to equal bins and torch.bmm\n"
                     "# transformers: experts_implementation='grouped_mm'; megablocks; vllm's fused_moe",
                     "a few kernels instead of the loop, and no wait for the row counts",
                 ),

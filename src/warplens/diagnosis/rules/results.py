@@ -55,9 +55,12 @@ class UnusedResults(StructureRule):
         "read_share": "upper limit of the numbers that are read, of their results",
     }
     refutation = (
-        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head), or pick rows before the "
-        "passes: if the results differ, more of them was read."
+        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
+        "more of them was read."
     )
+    refutations: ClassVar = {
+        unpicked_title: "Pick rows before the passes: if the results differ, more rows were read.",
+    }
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
     most_read = Limit(1 / 16, "If more of a result is read, it is computed for a purpose.")
     saved_share = Limit(0.95, "The product for the slice stays, and reads all of its weights.")
@@ -270,7 +273,7 @@ class PaddedWork(Rule):
                 ),
                 Remedy(
                     "Where it only hides later tokens, pass no mask",
-                    "scaled_dot_product_attention(q, k, v, is_causal=True)  # instead of a dense attn_mask",
+                    "scaled_dot_product_attention(q, k, v, is_causal=True)  # only if the mask is causal",
                     "the half that a causal mask hides is not computed, and flash attention can be used",
                 ),
                 Remedy(

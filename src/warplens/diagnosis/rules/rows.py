@@ -67,9 +67,14 @@ class ScatteredAccess(StructureRule):
     }
     refutation = (
         "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, the number of bytes is the "
-        "limit, not their order. If the optimizer is not faster with sparse gradients (sparse=True), dense "
-        "gradients were not the limit."
+        "limit, not their order."
     )
+    refutations: ClassVar = {
+        dense_title: "Freeze the table in a test (table.weight.requires_grad_(False)): if the step is not faster, its "
+        "dense gradient was not the limit.",
+        matrices_title: "Sort a few rows by their matrix and multiply each group by one copy of it: if that is not "
+        "faster, the copies were not the limit.",
+    }
     thresholds = ("bandwidth_kernel_ns",)
     least_share = Limit(0.25, "Every network looks up embeddings; below a quarter of its time they are not the limit.")
     saved_share = Limit(
@@ -265,8 +270,9 @@ class ScatteredAccess(StructureRule):
         # One operation goes over all parameters, in one launch or several.
         frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
         of_operation = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()
-        share = (tables / of_operation).clip(0.0, 1.0)
-        applied[rows] = np.where(of_operation >= tables / 2, share, 0.0)
+        # No numbers are known of an operation without a recorded grid.
+        large = (of_operation > 0) & (of_operation >= tables / 2)
+        applied[rows[large]] = np.minimum(tables / of_operation[large], 1.0)
         return applied
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -350,7 +356,8 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
 #: For matrices that are gathered for a batched product.
 _GROUPED: Final = Remedy(
     "Group the rows by their matrix",
-    "y = torch._grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert; each matrix is read once\n"
+    "y = torch.nn.functional.grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert, a matrix read once\n"
+    "# before PyTorch 2.10: torch._grouped_mm\n"
     "# transformers: model.set_experts_implementation('grouped_mm'); adapters: one product for each",
     "no matrix is copied, and each is read once",
 )
@@ -374,6 +381,7 @@ _SELECTED: Final = Remedy(
 _SPARSE: Final = Remedy(
     "Keep gradients of used rows only",
     "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
+    "# not if the output layer shares its weights (a tied lm_head): then all rows have gradients\n"
     "# torchrec or fbgemm apply them in the backward pass",
     "gradient traffic in proportion to the rows used, not to the table",
 )
