@@ -50,7 +50,7 @@ def test_what_holds_the_host_is_found_where_it_is_called(step, id_, within, kind
     assert place.count == place.of_count == count * found.coverage.steps
     assert place.share == 1
     assert finding.where == (called,)
-    assert next(place_lines(finding)).endswith(f" in {called}, step, model/train.py:88 (step)")
+    assert next(place_lines(finding)).endswith(f" in {called}, model/train.py:88 (step)")
 
 
 def test_work_is_found_at_the_line_that_launches_it():
