@@ -191,7 +191,7 @@ class VerdictAnswer(Answer):
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The answer in five lines: limited by, gain, do, sure, and cautions."""
+        """The answer in five lines: limited by (and where), gain, do, sure, and cautions."""
         from warplens.report.brief import brief
 
         return brief(self.diagnosis)

@@ -1,4 +1,4 @@
-"""The answer in five lines: the limiter, the possible gain, what to do, the confidence, and the next commands."""
+"""The answer in five lines: the limiter (and where), the possible gain, what to do, how sure that is, and what next."""
 
 from __future__ import annotations
 
