@@ -118,7 +118,9 @@ def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
     best = max(pairs, key=lambda change: change.expected, default=None)
     if best is None:
         return
-    other = next(finding for finding in diagnosis.findings if finding.id in best.findings and finding != verdict)
+    (other,) = (diagnosis.finding(id_) for id_ in best.findings if id_ != verdict.id)
+    if other is None:
+        return
     if best.expected >= _MORE_TOGETHER * max(verdict.expected or 1.0, other.expected or 1.0):
         low, high = map(factor, best.expected_interval)
         text = f"{other.remedies[0].action} [{other.id}]: together about {factor(best.expected)} ({low} to {high})"
