@@ -14,7 +14,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.diagnosis.across import diagnose_run
 from warplens.diagnosis.findings import Place, times
-from warplens.report.brief import brief_table
+from warplens.report.brief import brief, brief_table
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
@@ -50,6 +50,32 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
     assert answer is not None
     for strip in answer.strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_cause_on_the_gpu_behind_the_host_is_told_with_what_both_remedies_bring():
+    """Short products beside the tensor cores: the host launches too slowly, and hides what they cost."""
+    found = judged(record(lambda machine: machine.launch(3 * US, programs.FP32_GEMM, times=200) or machine.wait()))
+    first, behind = found.findings[0], found.finding("precision")
+    assert first.id == "launch-overhead"
+    assert behind is not None
+    assert (behind.severity, behind.expected < 1.02) == ("info", True)
+    (also,) = (line.text for line in brief(found) if line.label == "also")
+    together = max(change.expected for change in found.what_if.changes if len(change.findings) > 1)
+    assert also.startswith(f"{behind.remedies[0].action} [precision]: together about {times(together)} (")
+    assert together > 2 * first.expected
+
+
+def test_the_answer_says_where_if_a_place_says_more_than_the_step(numbers):
+    found = numbers.diagnosis
+    place = Place("kernels", 3, 4, 0.75, "aten::mul", "step 3", None, "src/train.py", 12, "update")
+    lines = [
+        [line.text for line in brief(replace(found, findings=(replace(found.findings[0], places=(one,)),)))]
+        for one in (place, replace(place, share=0.1), replace(place, operator=None, file=None))
+    ]
+    said = "75.0 % of it in aten::mul, src/train.py:12 (update)."
+    assert [said in texts for texts in lines] == [True, False, False]
+    labels = [line.label for line in brief(replace(found, findings=(replace(found.findings[0], places=()),)))]
+    assert "where" not in labels
 
 
 def test_tables_of_ranks_profiles_and_phases_use_the_words_of_the_diagnosis_itself():
