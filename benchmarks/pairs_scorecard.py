@@ -16,8 +16,10 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Final, cast
@@ -119,18 +121,23 @@ class Answer:
 
 def answers(folder: Path, half: str | None = None, *, timed: bool = False) -> Iterator[Answer]:
     """The diagnosis of each recording of the `before` variants, with `timed` given the step time that was measured."""
-    for pair in pairs(half, folder):
-        for source in SOURCES:
-            path = pair.path(source)
-            if path is not None:
-                timeline = Timeline(read(path))
-                window = timeline.window()
-                if timed:
-                    try:
-                        timeline = with_step_time(timeline, window, round(pair.before_ns))
-                    except UsageError as error:  # as it would be refused at the command line
-                        print(error, file=sys.stderr)
-                yield Answer(pair, source, diagnose(timeline, window))
+    tasks = [(pair, source) for pair in pairs(half, folder) for source in SOURCES if pair.path(source) is not None]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(_answer, timed=timed), *zip(*tasks, strict=True))
+
+
+def _answer(pair: Pair, source: str, *, timed: bool) -> Answer:
+    path = pair.path(source)
+    assert path is not None
+    timeline = Timeline(read(path))
+    window = timeline.window()
+    if timed:
+        try:
+            timeline = with_step_time(timeline, window, round(pair.before_ns))
+        except UsageError as error:  # as it would be refused at the command line
+            print(error, file=sys.stderr)
+    # Pictures of steps are large, and no figure needs them.
+    return Answer(pair, source, replace(diagnose(timeline, window), what_if=None))
 
 
 def summary(diagnosed: list[Answer]) -> Iterator[str]:
