@@ -150,9 +150,9 @@ def test_a_diagnosis_has_its_verdict_findings_and_five_lines():
 
     assert answer.verdict == answer.findings[0].id == "launch-overhead"
     assert answer.frame["id"].to_list() == [finding.id for finding in answer.findings]
-    assert [line.label for line in answer.lines] == ["limited by", "gain", "do", "sure"]
+    assert [line.label for line in answer.lines] == ["limited by", "where", "gain", "do", "sure"]
     low, high = answer.findings[0].expected_interval or (0.0, 0.0)
-    assert all(times(number) in answer.lines[1].text for number in (answer.findings[0].expected or 0.0, low, high))
+    assert all(times(number) in answer.lines[2].text for number in (answer.findings[0].expected or 0.0, low, high))
     with pytest.raises(AttributeError):
         answer.window = answer.window
 

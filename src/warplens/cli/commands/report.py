@@ -293,9 +293,13 @@ def _print_summary(entries: list[dict[str, Any]], numbers: Sequence[Numbers]) ->
             name = profile.capture.source
             with answering() as stdout:
                 stdout.write(f"{workloads[name]} ({plain_name(name)})\n")
-            print_brief([replace(line, code=()) for line in brief(profile.diagnosis)[:3]])
+            lines = (line for line in brief(profile.diagnosis) if line.label in _OF_DEMO)
+            print_brief([replace(line, code=()) for line in lines])
             print_lines([""])
 
+
+#: Labels of the lines of an answer that the demo prints.
+_OF_DEMO: Final = ("limited by", "verdict", "where", "gain", "do")
 
 TITLE: Final = "Token reduction: what was found"
 
