@@ -121,14 +121,14 @@ class Answer:
 
 def answers(folder: Path, half: str | None = None, *, timed: bool = False) -> Iterator[Answer]:
     """The diagnosis of each recording of the `before` variants, with `timed` given the step time that was measured."""
-    tasks = [(pair, source) for pair in pairs(half, folder) for source in SOURCES if pair.path(source) is not None]
+    tasks = [(pair, source, path) for pair in pairs(half, folder) for source in SOURCES if (path := pair.path(source))]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_answer, timed=timed), *zip(*tasks, strict=True))
+        yield from pool.map(partial(_answer, timed=timed), tasks)
 
 
-def _answer(pair: Pair, source: str, *, timed: bool) -> Answer:
-    path = pair.path(source)
-    assert path is not None
+def _answer(task: tuple[Pair, str, Path], *, timed: bool) -> Answer:
+    """The diagnosis of one recording: a pair, its profiler and its file."""
+    pair, source, path = task
     timeline = Timeline(read(path))
     window = timeline.window()
     if timed:

@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = [
     "CUDA",
     "DEVICE",
     "HALF",
     "TINY",
+    "Block",
     "adamw",
     "as_graph",
     "compiled",
     "images",
+    "mixed",
     "on_device",
     "seeded",
     "size",
@@ -51,6 +54,29 @@ def on_device(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float32
     with torch.device(DEVICE):
         model = build()
     return model.to(device=DEVICE, dtype=dtype)
+
+
+def mixed() -> torch.autocast:
+    """Mixed precision, on the GPU."""
+    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=not TINY)
+
+
+class Block(nn.Module):
+    """A layer of a transformer, norms first, whose attention is fused."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.asked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Places [rows, places, width], a mask [rows, 1, 1, places]."""
+        q, k, v = self.asked(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.feed(self.norms[1](x))
 
 
 def tokens(vocabulary: int, *shape: int) -> Tensor:

@@ -12,33 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, compiled, on_device, size, tokens, training
+from pairs.parts import CUDA, DEVICE, HALF, Block, adamw, compiled, mixed, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_EIGHTH, Step, healthy, pair
 
-__all__ = ["Block", "mixed"]
-
-
-def mixed() -> torch.autocast:
-    """Mixed precision, on the GPU."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA and not TINY)
-
-
-class Block(nn.Module):
-    """A layer of a transformer, norms first, whose attention is fused."""
-
-    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.asked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Places [rows, places, width]."""
-        q, k, v = self.asked(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.feed(self.norms[1](x))
+__all__: list[str] = []
 
 
 class Chatbot(nn.Module):

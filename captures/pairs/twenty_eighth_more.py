@@ -8,9 +8,22 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
+from pairs.parts import (
+    CUDA,
+    DEVICE,
+    HALF,
+    Block,
+    adamw,
+    as_graph,
+    compiled,
+    images,
+    mixed,
+    on_device,
+    size,
+    tokens,
+    training,
+)
 from pairs.registry import AFTER, BEFORE, TWENTY_EIGHTH, Step, healthy, pair
-from pairs.twenty_eighth import Block, mixed
 
 __all__: list[str] = []
 LAST = torch.channels_last

@@ -13,11 +13,11 @@ from torch.nn import functional
 from pairs.parts import (
     DEVICE,
     HALF,
-    TINY,
     adamw,
     as_graph,
     compiled,
     keep_apart,
+    mixed,
     on_device,
     size,
     tokens,
@@ -26,12 +26,7 @@ from pairs.parts import (
 )
 from pairs.registry import AFTER, BEFORE, TWENTY_FIFTH, Step, healthy, pair
 
-__all__ = ["mixed"]
-
-
-def mixed() -> torch.autocast:
-    """Mixed precision, on the GPU."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=not TINY)
+__all__: list[str] = []
 
 
 class Cached(nn.Module):

@@ -12,9 +12,8 @@ from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
+from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, mixed, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_FIFTH, Step, healthy, pair
-from pairs.twenty_fifth import mixed
 
 LAST = torch.channels_last
 

@@ -12,33 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
+from pairs.parts import DEVICE, HALF, Block, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_NINTH, Step, healthy, pair
 
-__all__ = ["Block", "Kept", "mixed"]
-
-
-def mixed() -> torch.autocast:
-    """Mixed precision, on the GPU."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA and not TINY)
-
-
-class Block(nn.Module):
-    """A layer of a transformer, norms first, whose attention is fused."""
-
-    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.asked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Places [rows, places, width], a mask [rows, 1, 1, places]."""
-        q, k, v = self.asked(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.feed(self.norms[1](x))
+__all__ = ["Kept"]
 
 
 class Policy(nn.Module):

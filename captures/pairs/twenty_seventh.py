@@ -9,15 +9,10 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, compiled, on_device, size, tokens, training
+from pairs.parts import CUDA, DEVICE, HALF, adamw, compiled, mixed, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_SEVENTH, Step, healthy, pair
 
-__all__ = ["mixed"]
-
-
-def mixed() -> torch.autocast:
-    """Mixed precision, on the GPU."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA and not TINY)
+__all__: list[str] = []
 
 
 class OneHead(nn.Module):

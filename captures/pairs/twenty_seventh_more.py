@@ -22,6 +22,7 @@ from pairs.parts import (
     compiled,
     images,
     keep_apart,
+    mixed,
     on_device,
     size,
     tokens,
@@ -29,7 +30,6 @@ from pairs.parts import (
     write_kept,
 )
 from pairs.registry import AFTER, BEFORE, TWENTY_SEVENTH, Step, healthy, pair
-from pairs.twenty_seventh import mixed
 
 LAST = torch.channels_last
 

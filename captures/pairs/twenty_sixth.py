@@ -12,11 +12,11 @@ from torch.nn import functional
 from pairs.parts import (
     DEVICE,
     HALF,
-    TINY,
     adamw,
     as_graph,
     compiled,
     keep_apart,
+    mixed,
     on_device,
     size,
     tokens,
@@ -25,12 +25,7 @@ from pairs.parts import (
 )
 from pairs.registry import AFTER, BEFORE, TWENTY_SIXTH, Step, healthy, pair
 
-__all__ = ["mixed"]
-
-
-def mixed() -> torch.autocast:
-    """Mixed precision, on the GPU."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=not TINY)
+__all__: list[str] = []
 
 
 @pair(

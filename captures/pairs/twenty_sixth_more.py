@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
-from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
+from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, mixed, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, TWENTY_SIXTH, Step, healthy, pair
-from pairs.twenty_sixth import mixed
 
 LAST = torch.channels_last
 

@@ -29,6 +29,11 @@ ApiKind = Literal["launch", "graph-launch", "copy", "memset", "sync", "allocatio
 #: Return value of a call that ran out of memory: `cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`.
 OUT_OF_MEMORY: Final = 2
 
+#: Whether a copy is from or to pageable memory, which the driver stages; false where that was not recorded.
+IS_PAGEABLE: Final = ((pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")).fill_null(
+    value=False
+)
+
 #: The dtype of a column of kinds.
 API_KIND: Final = pl.Enum(list(get_args(ApiKind)))
 
@@ -237,8 +242,7 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     calls = timeline.api_calls_in(window)
     blocking = pl.Series("blocks", rows_named(calls["name"], blocks_host))
     calls = calls.with_columns(api_kinds(calls["name"]), blocking)
-    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
-    from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
+    from_pageable = timeline.trace.copies.filter(IS_PAGEABLE).select("process", "correlation")
     cause = pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
     staged = calls.filter((pl.col("kind") == "copy") & ~pl.col("blocks"))
     staged = staged.join(from_pageable, on=["process", "correlation"], how="semi")

@@ -304,10 +304,11 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     host = HostCalls.of(timeline, process)
     states = host.states(thread)
     calls = timeline.trace.api_calls.select("start_ns", "end_ns")
-    begins = _calls_of(calls, work["api_row"])["start_ns"].sort().to_numpy()
+    issuing = _calls_of(calls, of_all["api_row"])
+    own = issuing if threads.height == 1 else _calls_of(calls, work["api_row"])
+    begins = own["start_ns"].sort().to_numpy()
     begins_in_window = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
     threads_of_process = threads.filter(pl.col("process") == process).height
-    issuing = _calls_of(calls, of_all["api_row"])
     all_launches = int(issuing["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").sum())
     mean, most, empty = _queue_statistics(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
 from warplens.analysis.hostpace import STALL_MAX_NS
@@ -150,8 +150,7 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
     kind = api_kinds(calls["name"])
     long = (calls["end_ns"] - calls["start_ns"]) > _QUEUE_FULL_NS
     queue_full = kind.is_in(["launch", "graph-launch", "copy", "memset"]) & long
-    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
-    staged = timeline.trace.copies.filter(pageable.fill_null(value=False)).select("process", "correlation")
+    staged = timeline.trace.copies.filter(IS_PAGEABLE).select("process", "correlation")
     waits = pl.concat(
         [
             calls.filter(pl.Series(rows_named(calls["name"], blocks_host)) | queue_full),

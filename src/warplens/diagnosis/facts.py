@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.api import IS_PAGEABLE
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
 from warplens.analysis.frames import Spent, all_equal, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
@@ -594,8 +595,7 @@ def _properties(timeline: Timeline, work: pl.DataFrame, counted: Counted | None)
     of_copy = rows.to_frame().select(pl.when(copy).then("row")).to_series()
     classes = _classes(trace.kernels)
     fills = _fills(timeline, trace.capture.device(int(work["device"][0])))
-    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
-    copies = trace.copies.select("bytes", pageable=pageable.fill_null(value=False))
+    copies = trace.copies.select("bytes", pageable=IS_PAGEABLE)
     columns = [series.gather(of_kernel) for series in (*classes, *fills)]
     columns += [series.gather(of_copy) for series in copies]
     if counted is not None:

@@ -270,10 +270,13 @@ class Rule:
             gain = min(replayed.expected, most)
             at_least = max(at_least, 1 + (min(replayed.high, most) - 1) * NOISE)
         # Behind a host that sets the pace, GPU time hardly shows in the step; behind a faster one it does.
-        of_busy, at_best = ceiling(facts.busy_ns, saved), gain if model is None else model.high
-        is_next = on_gpu and facts.busy_share >= _SEEN_BEHIND_HOST and of_busy >= limits.warning_ceiling
-        is_next = is_next and at_best >= limits.raise_ceiling
-        if gain < limits.raise_ceiling and not is_next:
+        shows_behind_host = (
+            on_gpu
+            and facts.busy_share >= _SEEN_BEHIND_HOST
+            and ceiling(facts.busy_ns, saved) >= limits.warning_ceiling
+            and (gain if model is None else model.high) >= limits.raise_ceiling
+        )
+        if gain < limits.raise_ceiling and not shows_behind_host:
             return None
         bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
         if on_gpu:

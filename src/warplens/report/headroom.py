@@ -88,9 +88,9 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
     unknown_ns = _unmodelled_ns(headroom)
-    unknown = f" ({fmt.duration(headroom.per_step(unknown_ns))} of it have no model and count as measured)"
-    unknown *= bool(unknown_ns)
-    yield f"the limit is that of the recorded work{unknown}; work that is batched or left out needs less"
+    unknown = f"{fmt.duration(headroom.per_step(unknown_ns))} of it have no model and count as measured"
+    held = f"the recorded work ({unknown})" if unknown_ns else "the recorded work"
+    yield f"the limit is that of {held}; work that is batched or left out needs less"
     if headroom.roofs is None:
         yield "roofs: unknown for this GPU; kernels count as measured"
     else:

@@ -317,8 +317,8 @@ def place_words(place: Place) -> str:
     """The names of a place in the program: `in aten::item, train.py:88 (step)`."""
     source = place.file and f"{place.file}:{place.line} ({place.function})"
     names = [name for name in (place.operator, place.module, _range_of(place), source) if name]
-    names = names or [name for name in (place.range,) if name]
-    return f"in {', '.join(names)}" if names else "outside all operators and ranges"
+    where = ", ".join(names) or place.range
+    return f"in {where}" if where else "outside all operators and ranges"
 
 
 def place_lines(finding: Finding) -> Iterator[str]:

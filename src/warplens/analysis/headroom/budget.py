@@ -258,10 +258,9 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Pa
     """
     rows = pieces.rows
     names = name_categories(rows["owner"]).to_list()
-    of_piece = rows["owner"].to_physical().cast(pl.Int64).fill_null(NO_RANGE).to_numpy(writable=True)
-    unowned = np.flatnonzero(of_piece == NO_RANGE)
-    kernels, kernel = numbered(pieces.kinds.select("name")[pieces.kind[unowned]], ("name",))
-    of_piece[unowned] = len(names) + kernel
+    of_piece = rows["owner"].to_physical().cast(pl.Int64).fill_null(NO_RANGE).to_numpy()
+    kernels, of_kind = numbered(pieces.kinds.select("name"), ("name",))
+    of_piece = np.where(of_piece == NO_RANGE, len(names) + of_kind[pieces.kind], of_piece)
     names += kernels["name"].cast(pl.String).to_list()
     # The name that each row of work belongs to; the last entry stands for none.
     owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)

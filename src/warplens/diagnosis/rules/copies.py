@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.api import IS_PAGEABLE
 from warplens.analysis.frames import once
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
@@ -77,9 +78,8 @@ def _every_copy(facts: Facts) -> pl.DataFrame:
         return facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
     work = facts.timeline.work_in(facts.window)
     copies = facts.timeline.trace.copies[work["row"].filter(work["kind"] == "copy")]
-    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     over_link = copies.filter(pl.col("direction").is_in(HOST_COPIES))
-    return over_link.select("start_ns", "end_ns", "bytes", pageable=pageable.fill_null(value=False))
+    return over_link.select("start_ns", "end_ns", "bytes", pageable=IS_PAGEABLE)
 
 
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:
@@ -118,9 +118,14 @@ class BlockingCopy(Rule):
         "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the copies were "
         "not the limit."
     )
-    staying_refutation: ClassVar = (
+    returning_title: ClassVar = "Data that could stay on the GPU are copied to the host and back, which delays the work"
+    staying_title: ClassVar = (
+        "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
+    )
+    refutations: ClassVar = dict.fromkeys(
+        (returning_title, staying_title),
         "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
-        "were not the limit."
+        "were not the limit.",
     )
     precedence = "certain"
 
@@ -144,7 +149,6 @@ class BlockingCopy(Rule):
         1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
     )
 
-    returning_title: ClassVar = "Data that could stay on the GPU are copied to the host and back, which delays the work"
     pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
 
     @remembered
@@ -215,12 +219,12 @@ class BlockingCopy(Rule):
             known = halved > 1 and 2 * int(bytes_[~sent].sum()) <= moved
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
-        found = self.raised(
+        return self.raised(
             facts,
             claimed,
             title=first_of(
                 (returns, self.returning_title),
-                (stays, "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"),
+                (stays, self.staying_title),
                 (at_once is not None, self.pieces_title),
                 (unpinned, "Copies from pageable memory delay the work"),
                 default="Copies between host and GPU run while nothing computes",
@@ -255,7 +259,6 @@ class BlockingCopy(Rule):
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
-        return found if found is None or not stays else replace(found, refute=self.staying_refutation)
 
     def _once(self, facts: Facts) -> Iterator[Remedy]:
         """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain."""
