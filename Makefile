@@ -13,7 +13,7 @@ GPU_TESTS := tests/workloads tests/adaptive tests/collect/test_recording.py
 
 SECONDS ?= 3600
 
-.PHONY: help demo test test-all test-gpu fuzz lint format bench docs new-table new-finding new-format clean
+.PHONY: help demo test test-all test-every test-gpu fuzz lint format bench docs new-table new-finding new-format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,7 +41,10 @@ demo: $(VENV)/.installed ## report on the profiles shipped with the package
 test: $(VENV)/.installed-dev ## run the tests, but for the slow ones
 	@POLARS_MAX_THREADS=1 $(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow"
 
-test-all: $(VENV)/.installed-dev ## run all tests, properties on many examples
+test-all: $(VENV)/.installed-dev ## run the slow tests, too, on a quarter of all recordings; properties on many examples
+	@$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many -m "not every"
+
+test-every: $(VENV)/.installed-dev ## run all tests on all recordings (an hour and more on two cores)
 	@$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many
 
 test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment

@@ -18,7 +18,7 @@ import pytest
 import tests.analysis.builders as b
 import warplens
 from tests.shipped import OTHERS
-from tests.tiers import thinned
+from tests.tiers import marks_of, thinned
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.budget import NO_MODEL
@@ -324,14 +324,15 @@ TIMED = [
     pytest.param(
         entry,
         id=entry["name"],
-        marks=[pytest.mark.xfail(strict=True, reason=_BEATEN[entry["name"]])] if entry["name"] in _BEATEN else [],
+        marks=[pytest.mark.xfail(strict=True, reason=_BEATEN[entry["name"]]), pytest.mark.slow]
+        if entry["name"] in _BEATEN
+        else marks_of(entry["name"]),
     )
     for entry in ENTRIES
     if entry.get("after_ms") and "torch_before" in entry["files"]
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("entry", TIMED)
 def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry):
     trace, capture = (DEVELOPMENT / entry["files"][kind]["path"] for kind in ("torch_before", "nsys_before"))

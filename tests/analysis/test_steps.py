@@ -6,6 +6,7 @@ import pytest
 from benchmarks.steps_scorecard import FOLDERS, REPOSITORY, RESULTS, Case, judged, misses, recordings, scorecard
 
 from tests.analysis.builders import Row, call, graph, kernel, launch, memset, nvtx, trace
+from tests.tiers import in_sample
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
@@ -504,6 +505,15 @@ def test_steps_are_those_that_were_marked(path):
 
 
 @pytest.mark.slow
+def test_recordings_whose_steps_are_not_found_are_the_stored_ones():
+    cases = [case for path in recordings() if in_sample(path.name) and (case := judged(path)) is not None]
+    assert len(cases) > 250, f"recordings in {', '.join(FOLDERS)}"
+    stored = {row.split("`")[1] for row in RESULTS.read_text("utf-8").splitlines() if row.startswith("| `")}
+    assert {case.path.name for case in cases if case.answer == "wrong"} == {name for name in stored if in_sample(name)}
+
+
+@pytest.mark.slow
+@pytest.mark.every
 def test_the_scorecard_is_the_stored_one_and_what_is_called_a_step_is_one():
     cases: list[Case] = [case for path in recordings() if (case := judged(path)) is not None]
     assert len(cases) > 250, f"recordings in {', '.join(FOLDERS)}"

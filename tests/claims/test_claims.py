@@ -16,6 +16,7 @@ from tests.claims.pages import Page, compared, pages_of
 from tests.claims.reading import Reading
 from tests.claims.sentences import tokens
 from tests.shipped import OTHERS
+from tests.tiers import marks_of
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ _QUICK_COMPARISONS = 3
 def _parameters() -> Iterator[Any]:
     for path in _profiles():
         inside = REPOSITORY in path.parents
-        marks = () if inside and path.name in REPRESENTATIVE else (pytest.mark.slow,)
+        marks = () if inside and path.name in REPRESENTATIVE else marks_of(path.name)
         yield pytest.param(path, id=f"{path.parent.name}/{path.name}", marks=marks)
 
 
