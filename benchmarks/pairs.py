@@ -45,6 +45,7 @@ HALVES = (
     "twenty_seventh",
     "twenty_eighth",
     "twenty_ninth",
+    "thirtieth",
 )
 SOURCES = ("nsys", "torch")
 
