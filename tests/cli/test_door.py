@@ -67,7 +67,7 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, answers, t
     [
         (
             (BASELINE, VARIANT),
-            ["baseline", "variant", "verdict", "because", "sure", "next", "report"],
+            ["baseline", "variant", "verdict", "detail", "sure", "next", "report"],
             {"compare", "report"},
         ),
         (("demo:lm_small_ctx128_forward", "demo:lm_small_ctx256_train"), ["report"], {"grid", "report"}),

@@ -25,7 +25,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts.bars import waterfall_chart
 from warplens.report.comparison.document import step_document
-from warplens.report.comparison.numbers import TraceFiles, compare_steps
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
 from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows
 from warplens.report.comparison.words import (
     cause_sentence,
@@ -44,10 +44,11 @@ from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
+RECORDED = Path(__file__).resolve().parents[2] / "data"
 
 
-def side(name: str) -> TraceFiles:
-    timeline = Timeline(read(CAPTURES / f"{name}.sqlite.xz"))
+def side(name: str, folder: Path = CAPTURES) -> TraceFiles:
+    timeline = Timeline(read(folder / f"{name}.sqlite.xz"))
     window = timeline.window()
     return TraceFiles.of(name, [Side(name, timeline, window)], [quality_notes(timeline, window)])
 
@@ -315,22 +316,22 @@ def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_i
 
 
 def test_opposing_changes_have_no_shares_of_what_they_leave(paradox):
-    wall = paradox.difference.wall
-    assert "share" in [column.name for column in part_table(wall).columns]
+    difference, wall = paradox.difference, paradox.difference.wall
+    assert "share" in [column.name for column in part_table(difference).columns]
     least = replace(wall.variant, wall_ns=wall.baseline.wall_ns + 1000)
-    table = part_table(replace(wall, variant=least))
+    table = part_table(replace(difference, wall=replace(wall, variant=least)))
     assert "share" not in [column.name for column in table.columns]
     assert table.caption.endswith("opposing changes that nearly cancel")
 
 
 def test_the_last_row_is_the_sum_of_the_others(paradox):
-    wall = paradox.difference.wall
-    for table in (part_table(wall), part_table(wall, most=4)):
+    difference = paradox.difference
+    for table in (part_table(difference), part_table(difference, most=4)):
         *parts, total = table.rows.iter_rows(named=True)
         assert total["title"] == "step"
         for column in ("baseline_ns", "variant_ns", "change_ns", "share"):
             assert sum(row[column] for row in parts) == pytest.approx(total[column])
-    assert part_table(wall, most=4).rows.height == 6, "four parts, the smaller ones together, and the sum"
+    assert part_table(difference, most=4).rows.height == 6, "four parts, the smaller ones together, and the sum"
 
 
 def test_the_waterfall_leads_from_one_step_to_the_other(paradox):
@@ -348,7 +349,7 @@ def test_a_waterfall_of_nothing_can_be_drawn(baseline):
 
 
 def test_a_kernel_that_took_anothers_place_is_named_with_it(paradox):
-    rows = kernel_table(paradox.kernels, limit=None).rows
+    rows = kernel_table(paradox, limit=None).rows
     replaced = rows.filter(pl.col("before").is_not_null())
     assert replaced.height > 0
     assert (replaced["baseline_full_name"] != replaced["variant_full_name"]).all()
@@ -390,3 +391,30 @@ def test_the_first_screen_shows_both_steps_on_one_scale(paradox):
         assert sum(part.time_ns for part in strip.segments) == pytest.approx(float(side.wall_ns))
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0)
     assert found.headings[1] == "Why"
+
+
+def recorded(baseline: str, variant: str) -> StepNumbers:
+    return compare_steps(side(baseline, RECORDED), side(variant, RECORDED), margin=0.02, level=0.05)
+
+
+def test_kernels_that_run_at_the_same_time_are_no_less_work():
+    (answer,) = step_answer(recorded("recordings/streams_default-stream", "recordings/streams_overlapped"))
+    assert answer.endswith("because GPU work fell 48.3 %, as 1.94 kernels run at a time instead of 1.")
+
+
+def test_graphs_that_hide_kernels_of_one_side_tell_nothing_certain_of_gpu_work():
+    numbers = recorded("recordings/graph_nodes", "recordings/graph_whole")
+    assert numbers.gpu_work is None
+    assert "GPU work rose 3.9 %, counting CUDA graphs with hidden kernels as a whole" in " ".join(step_answer(numbers))
+    assert {"baseline alone", "kept"} == set(kernel_table(numbers).rows["change"])
+
+
+def test_a_launch_rate_that_limits_neither_side_is_not_called_the_limit():
+    numbers = recorded("recordings/graph_whole", "recordings/graph_nodes")
+    assert {numbers.why.baseline_bound, numbers.why.variant_bound} == {"gpu"}
+    assert "limited by" not in " ".join(step_answer(numbers))
+
+
+def test_what_is_saved_by_the_sum_of_work_and_launching_is_not_said_of_launching():
+    (answer, *_) = step_answer(recorded("planted/ddp_exposed", "planted/ddp_straggler-gpu"))
+    assert answer.endswith("; the sum of GPU work and launching (waiting, start latency) saves 3.76 ms of it.")

@@ -312,16 +312,15 @@ def comparison_answer(numbers: StepNumbers, sides: tuple[TraceFiles, TraceFiles]
     from warplens.report.comparison.steps import kernel_table, part_table
     from warplens.report.comparison.words import step_answer
 
-    wall = numbers.difference.wall
     return ComparisonAnswer(
         command="compare",
         source=(*sides[0].sources, *sides[1].sources),
-        frame=wall.frame(),
+        frame=numbers.difference.wall.frame(),
         facts=(*step_head(numbers), " ".join(step_answer(numbers))),
         notes=numbers.notes,
         tables=(
-            part_table(wall, most=8, per=numbers.difference.per),
-            kernel_table(numbers.kernels, limit=0, narrow=True),
+            part_table(numbers.difference, most=8),
+            kernel_table(numbers, limit=0, narrow=True),
         ),
         data=lambda: step_data(numbers),
         numbers=numbers,

@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.intervals import total, union
 from warplens.analysis.timebudget import TimeBudget, budgets_within, time_budgets
 from warplens.compare.host import ISSUE_CAUSES, LaunchChange, Side, launch_change
-from warplens.compare.places import comparability_notes, phase_changes, range_changes
+from warplens.compare.places import SIDES, comparability_notes, phase_changes, range_changes
 from warplens.compare.work import KernelChanges, WorkChange, kernel_changes, transfer_changes, work_change
 from warplens.profile import Note
 from warplens.profile.columns import PART_GROUPS, column, table
@@ -92,14 +92,19 @@ class WallSplit:
         return float(self.variant.wall_ns / self.baseline.wall_ns) if self.baseline.wall_ns else None
 
     @property
-    def gpu_change_share(self) -> float | None:
-        """Relative change of the time in which the GPU computed; None if it is 0 in the baseline.
+    def computing_ns(self) -> tuple[Fraction, Fraction]:
+        """The time of each side in which the GPU computed.
 
         Concurrent kernels count once, and CUDA graphs with hidden kernels as a whole.
         """
-        before = sum((part.baseline_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
-        change = sum((part.change_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
-        return float(change / before) if before else None
+        parts = [part for part in self.parts if part.group in _COMPUTING]
+        return sum((part.baseline_ns for part in parts), _ZERO), sum((part.variant_ns for part in parts), _ZERO)
+
+    @property
+    def gpu_change_share(self) -> float | None:
+        """Relative change of the time in which the GPU computed; None if it is 0 in the baseline."""
+        before, after = self.computing_ns
+        return float((after - before) / before) if before else None
 
     @property
     def residual_ns(self) -> Fraction:
@@ -190,6 +195,27 @@ class StepDifference:
     notes: tuple[Note, ...]  #: limits of the comparison, the most severe first
 
     @property
+    def kernels_at_a_time(self) -> tuple[float, float] | None:
+        """How many kernels run at a time while a side computes, on average; None if a side hides some, or has none.
+
+        Communication does not count.
+        """
+        launches, computing_ns = self.launches, self.wall.computing_ns
+        if launches.baseline.hides_kernels or launches.variant.hides_kernels or not all(computing_ns):
+            return None
+        own = self.kernels.table.filter(pl.col("category") != "communication")
+        before, after = (
+            float(own[f"{name}_ns_per_step"].sum()) / len(side.timeline.devices_in(side.window)) / float(time_ns)
+            for name, side, time_ns in zip(SIDES, (self.baseline, self.variant), computing_ns, strict=True)
+        )
+        return before, after
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the side that has more of them."""
+        return max(len(side.timeline.devices_in(side.window)) for side in (self.baseline, self.variant))
+
+    @property
     def per(self) -> str:
         """The unit of the numbers: `step`, or `window` if neither side has steps."""
         return "step" if self.baseline.has_steps or self.variant.has_steps else "window"
@@ -226,7 +252,8 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 #: Meaning of each cause. `idle: …` names one cause of `analysis.timebudget.IDLE_CAUSES`.
 CAUSES: Final = {
     "no-difference": "the wall times per step are the same within the margin",
-    "host-issue-bound": "the host's launch rate limits the step: the time to launch the work changed",
+    "host-issue-bound": "the host's launch rate limits a side or both: the time to launch the work changed",
+    "launching": "the GPU waits for launches for a different time, though the host's launch rate limits neither side",
     "gpu-work": "the GPU's own work takes a different time",
     "communication": "exposed communication",
     "copies": "exposed copies and fills",
@@ -329,10 +356,11 @@ def _amounts(difference: StepDifference) -> dict[str, Fraction]:
             cause = f"idle: {_JOINED.get(part.part, part.part)}"
             amounts[cause] = amounts.get(cause, _ZERO) + part.change_ns
     bounds = {difference.launches.baseline.bound, difference.launches.variant.bound}
+    by_issue = "host-issue" in bounds
     # Whether waiting for launches cancels the change of GPU work, or more than that.
     absorbed = gpu_work * issuing < 0 and abs(issuing) >= abs(gpu_work) and gpu_work * wall.change_ns <= 0
-    if bounds == {"host-issue"} or (absorbed and "host-issue" in bounds):
+    if bounds == {"host-issue"} or (absorbed and by_issue):
         amounts["host-issue-bound"] = gpu_work + issuing
     else:
-        amounts["gpu-work"], amounts["host-issue-bound"] = gpu_work, issuing
+        amounts["gpu-work"], amounts["host-issue-bound" if by_issue else "launching"] = gpu_work, issuing
     return amounts

@@ -188,7 +188,7 @@ def _compare(profiles: Profiles, paths: Sequence[Path], window: str, range_name:
     lines = [Line("baseline", comparison.sources[0]), Line("variant", comparison.sources[1])]
     tone = {"faster": "good", "slower": "critical"}.get(comparison.verdict, "warning")
     lines.append(Line("verdict", verdict, tone))  # type: ignore[arg-type]
-    lines += [Line("because", sentence) for sentence in (*reasons, work_sentence(numbers)) if sentence]
+    lines += [Line("detail", sentence) for sentence in (*reasons, work_sentence(numbers)) if sentence]
     if (needed_repeats := needed_text(numbers.comparison)) is not None:
         lines.append(Line("sure", needed_repeats))
     lines += cautions(comparison.notes)

@@ -28,6 +28,7 @@ from warplens.report.comparison.words import (
     forbids_verdict,
     hides_kernels,
     interval_text,
+    kind_of_means,
     launch_sentences,
     needed_sentence,
     signed_share,
@@ -118,11 +119,11 @@ def _parts(numbers: StepNumbers) -> Iterator[Block]:
         waterfall_chart((f"baseline {per}", before), rows, (f"variant {per}", after)),
         f"A waterfall from {fmt.duration(before)} to {fmt.duration(after)}: {changes}.",
     )
-    yield part_table(wall, per=per)
+    yield part_table(numbers.difference)
     yield quiet(
         f"At every instant a GPU does exactly one thing, so the parts add up: they sum to the change of "
         f"{fmt.duration(float(wall.change_ns))} and leave {fmt.duration(float(wall.residual_ns))}. These are means "
-        f"over the {per}s of the two files, and may differ a little from the medians that the verdict is from."
+        f"over the {per}s of the two files; the verdict is from {kind_of_means(numbers)} means, which differ a little."
     )
 
 
@@ -149,7 +150,7 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
         f"{fmt.plural(round(before, 1), 'kernel')} per {numbers.difference.per} before, "
         f"{fmt.count(round(after, 1))} after: {counts}."
     )
-    yield kernel_table(numbers.kernels)
+    yield kernel_table(numbers)
     repeats = "files" if min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
     hint = " Steps of one file are not independent runs; record several files for more certainty."
     one_sided = "what only one side launches differs with certainty"
@@ -162,7 +163,7 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
         f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {one_sided}."
         f"{'' if repeats == 'files' else hint}"
     )
-    yield place_table(kernels.table)
+    yield place_table(numbers.difference)
 
 
 def _flame(numbers: StepNumbers) -> Iterator[Block]:

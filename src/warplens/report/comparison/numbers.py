@@ -23,7 +23,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Float64s
 from warplens.profile.trace import worst_first
 from warplens.report import text as fmt
-from warplens.report.comparison.words import gate_line, hides_kernels, needed_text, step_answer
+from warplens.report.comparison.words import gate_line, hides_kernels, hides_on_one_side, needed_text, step_answer
 from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import named, window_data
 
@@ -94,8 +94,8 @@ class StepNumbers:
     difference: StepDifference  #: between the typical files of the sides
     why: Explanation
     comparison: Comparison  #: verdict and interval, from all files
-    #: the same of the time in which the GPU computed in each step, with a margin of 2 % or more; None for a range, and
-    #: if a step computes nothing
+    #: the same of the time in which the GPU computed in each step, with a margin of 2 % or more; None for a range, if a
+    #: step computes nothing, and if CUDA graphs hide kernels of one side alone
     gpu_work: Comparison | None
     regression: Regression | None  #: result of the gate; None without one
     kernels: pl.DataFrame  #: `KERNEL_GROUPS`
@@ -135,7 +135,7 @@ def compare_steps(
         difference=difference,
         why=explanation(difference),
         comparison=comparison,
-        gpu_work=_gpu_work(baseline, variant, margin, level),
+        gpu_work=None if hides_on_one_side(difference) else _gpu_work(baseline, variant, margin, level),
         regression=regression(comparison, fail_on) if fail_on is not None else None,
         kernels=kernel_groups(
             difference.kernels,

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from warplens.compare.difference import PARTS, WallSplit
+from warplens.compare.difference import PARTS, StepDifference, WallSplit
 from warplens.compare.places import PHASE_CHANGES, RANGE_CHANGES
 from warplens.compare.work import KERNEL_CHANGES, TRANSFER_CHANGES
 from warplens.profile.columns import KERNEL_NAME, column
@@ -19,6 +19,7 @@ from warplens.report.comparison.words import (
     LAUNCHING,
     VERDICT_TITLES,
     forbids_verdict,
+    hides_kernels,
     interval_text,
     signed_share,
 )
@@ -220,11 +221,17 @@ def part_name(group: str, part: str) -> str:
     return title if title == kind else f"{kind}: {title}"
 
 
-def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> Table:
-    """Every part of the wall time on both sides; the last row is their sum, the wall time of a `per` (step or window).
+def _over_gpus(how: str, difference: StepDifference) -> str:
+    """How the numbers of several GPUs are one, for a caption; empty for a single GPU."""
+    return f" ({how} of {difference.gpus} GPUs)" if difference.gpus > 1 else ""
+
+
+def part_table(difference: StepDifference, most: int | None = None) -> Table:
+    """Every part of the wall time on both sides; the last row is their sum, the wall time of a step or the window.
 
     Of the parts, the `most` with the largest changes have a row of their own, and the others share one; None for all.
     """
+    wall, per = difference.wall, difference.per
     rows = wall.frame().with_columns(pl.col("group").cast(pl.String))
     rows = with_texts(rows, title=lambda row: part_name(row["group"], row["part"]))
     if most is not None:
@@ -239,7 +246,7 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
         },
         schema_overrides={"share": pl.Float64},
     )
-    caption = f"The wall time of a {per}, part by part"
+    caption = f"The wall time of a {per}, part by part{_over_gpus('mean', difference)}"
     columns = _PART_COLUMNS
     if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
         columns = _PART_COLUMNS[:-1]
@@ -254,7 +261,7 @@ def _most_changed(rows: pl.DataFrame, most: int) -> pl.DataFrame:
     rank = pl.col("change_ns").abs().rank("ordinal", descending=True)
     named = rows.filter(rank <= most)
     rest = rows.filter(rank > most).select(
-        pl.format("{} smaller parts", pl.len()).first().alias("title"),
+        pl.format("{} parts that change less", pl.len()).first().alias("title"),
         pl.col("baseline_ns", "variant_ns", "change_ns").sum(),
         pl.when(pl.col("share").count() > 0).then(pl.col("share").sum()).first(),
     )
@@ -301,16 +308,23 @@ def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
     drawn.sort(key=lambda item: item[1])
     if rest := sum(change for _, change, _ in small):
         drawn.append(
-            (f"{len(small)} smaller parts" if len(small) > 1 else small[0][0], rest, "too small to draw apart")
+            (f"{len(small)} smaller changes" if len(small) > 1 else small[0][0], rest, "too small to draw apart")
         )
     return pl.DataFrame(drawn, schema={"name": pl.String, "delta": pl.Float64, "detail": pl.String}, orient="row")
 
 
-def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool = False) -> Table:
+#: Words for kernels of one side, where the other side's CUDA graphs may hide them.
+_SHOWN_BY_ONE: Final = {"added": "variant alone", "removed": "baseline alone"}
+
+
+def kernel_table(numbers: StepNumbers, limit: int | None = 15, *, narrow: bool = False) -> Table:
     """Kernels removed, added and changed, by name (`KERNEL_GROUPS`), the largest change first.
 
     With `narrow`, for a terminal, without the column of replaced kernels.
     """
+    kernels = numbers.kernels
+    if hides_kernels(numbers.difference):
+        kernels = kernels.with_columns(pl.col("change").replace(_SHOWN_BY_ONE))
     both = kernels.select("baseline_full_name", "variant_full_name").iter_rows()
     # Kernels that differ only in template arguments have the same short name, which is not repeated.
     renamed = pl.Series([_short_names_differ(*names) for names in both], dtype=pl.Boolean)
@@ -321,7 +335,7 @@ def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool 
         pl.when("decided").then(pl.lit("yes")).when(unknown).then(pl.lit("not repeated"))
         .when(pl.col("verdict") == "same").then(pl.lit("the same")).otherwise(pl.lit("no")).alias("sure"),
     )  # fmt: skip
-    caption = "Kernels, the largest change first"
+    caption = f"Kernels, the largest change first{_over_gpus('sum', numbers.difference)}"
     columns = tuple(
         column for column in _KERNEL_COLUMNS if column.name != "before" or (rows["before"].count() and not narrow)
     )
@@ -332,14 +346,15 @@ def _short_names_differ(before: str | None, after: str | None) -> bool:
     return before is not None and after is not None and fmt.shorten_kernel(before) != fmt.shorten_kernel(after)
 
 
-def place_table(kernels: pl.DataFrame) -> Table:
+def place_table(difference: StepDifference) -> Table:
     """The kernels by place in the program (`KERNEL_CHANGES`)."""
-    rows = kernels.with_columns(
+    rows = difference.kernels.table.with_columns(
         pl.col("change", "matched_by").cast(pl.String),
         pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
         pl.coalesce("variant_range", "baseline_range").alias("place"),
     )
-    return Table("kernel-places", "The same by place in the program", _PLACE_COLUMNS, rows, 15)
+    caption = f"The same by place in the program{_over_gpus('sum', difference)}"
+    return Table("kernel-places", caption, _PLACE_COLUMNS, rows, 15)
 
 
 def range_table(ranges: pl.DataFrame) -> Table:

@@ -171,6 +171,7 @@ LAUNCHING: Final = "launching (waiting, start latency)"
 #: Contributions as the subject of a clause.
 _SUBJECTS: Final = {
     "host-issue-bound": LAUNCHING,
+    "launching": LAUNCHING,
     "gpu-work": "GPU work",
     "communication": "exposed communication",
     "copies": "exposed copies",
@@ -184,6 +185,9 @@ _SMALLEST_MENTIONED: Final = 0.1
 
 #: GPU work that changes by a smaller share counts as unchanged.
 _UNCHANGED: Final = 0.005
+
+#: Below this number of kernels at a time, none overlap.
+_AT_A_TIME: Final = 1.02
 
 #: FLOPs that differ by a smaller share count as the same: with one decimal the percentage would be 0.0 %.
 _SAME_FLOPS: Final = 0.0005
@@ -249,10 +253,14 @@ def _means_sentence(numbers: StepNumbers) -> list[str]:
     if max(len(numbers.baseline.files), len(numbers.variant.files)) > 1:
         basis = f"of all files; the tables are of one file a side, whose mean {per} changes"
     else:
-        trimmed = min(samples.count for samples in numbers.samples) >= TRIMMED_FROM
-        kind = "trimmed" if trimmed else "geometric"
-        basis = f"of {kind} means, of typical {per}s; the tables are of all {per}s, whose plain mean changes"
+        tables = f"the tables are of all {per}s, whose plain mean changes"
+        basis = f"of {kind_of_means(numbers)} means, of typical {per}s; {tables}"
     return [f"The {signed_share(ratio - 1)} is {basis} by {signed_share(of_tables - 1)}."]
+
+
+def kind_of_means(numbers: StepNumbers) -> str:
+    """The means that the verdict is from: `trimmed` or `geometric`."""
+    return "trimmed" if min(samples.count for samples in numbers.samples) >= TRIMMED_FROM else "geometric"
 
 
 def forbids_verdict(numbers: StepNumbers) -> Note | None:
@@ -283,7 +291,7 @@ def _leads_with_work(explanation: Explanation) -> bool:
 
 def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
     """The cause with its evidence, to follow "because", except for a paradox, which begins with the GPU work."""
-    work = _gpu_work(explanation)
+    work = _gpu_work(difference, explanation)
     if explanation.cause == "no-difference":
         before, after = (
             fmt.duration(float(side.wall_ns)) for side in (difference.wall.baseline, difference.wall.variant)
@@ -295,7 +303,9 @@ def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
         bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
         return f"{work}, but {bounded}" if _leads_with_work(explanation) else f"{bounded}; {work}"
     if explanation.cause == "gpu-work":
-        more = "" if hides_kernels(difference) else f", {_largest_work(difference, explanation)}"
+        more = f", {_largest_work(difference, explanation)}"
+        if hides_kernels(difference) or _overlaps(difference):
+            more = ""
         return f"{work}{_share_of_change(explanation)}{more}{_given_back(explanation)}"
     change = fmt.duration(abs(_main_change(explanation)))
     grew = f"{'more' if explanation.change_ns > 0 else 'less'} per {difference.per}"
@@ -303,6 +313,8 @@ def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
         main = f"exposed communication takes {change} {grew}"
     elif explanation.cause == "copies":
         main = f"exposed copies take {change} {grew}"
+    elif explanation.cause == "launching":
+        main = f"{LAUNCHING} takes {change} {grew}"
     else:
         main = f"the GPU is idle for {change} {grew} ({cause_title(explanation.cause.removeprefix('idle: '))})"
     return f"{main}{_share_of_change(explanation)}, and {work}{_given_back(explanation)}"
@@ -339,7 +351,30 @@ def _main_change(explanation: Explanation) -> float:
     )
 
 
-def _gpu_work(explanation: Explanation) -> str:
+def _gpu_work(difference: StepDifference, explanation: Explanation) -> str:
+    """The change of the time in which the GPU computes, and where it is not that of kernels: how that is."""
+    if hides_on_one_side(difference):
+        return f"{_change_of_work(explanation)}, counting CUDA graphs with hidden kernels as a whole"
+    if at_a_time := _overlaps(difference):
+        before, after = at_a_time
+        how = f"{fmt.number(after)} kernels run at a time instead of {fmt.number(before)}"
+        return f"{_change_of_work(explanation)}, as {how}"
+    return _change_of_work(explanation)
+
+
+def _overlaps(difference: StepDifference) -> tuple[float, float] | None:
+    """How many kernels run at a time on each side, if that changes the GPU work by more than their own times do."""
+    at_a_time, change = difference.kernels_at_a_time, difference.wall.gpu_change_share
+    if at_a_time is None or change is None or abs(change) < _UNCHANGED:
+        return None
+    before, after = at_a_time
+    if max(at_a_time) < _AT_A_TIME:
+        return None
+    by_overlap = -math.log(after / before)
+    return at_a_time if by_overlap / math.log1p(change) > _MOST[0] else None
+
+
+def _change_of_work(explanation: Explanation) -> str:
     change = explanation.gpu_change_share
     if change is None:
         return "the baseline has no GPU work"
@@ -371,7 +406,9 @@ def _launches(difference: StepDifference) -> str:
     if added is None or added * change <= 0 or abs(launches.added - launches.removed - change) > _ALIKE * abs(change):
         # The calls are gone, not the kernels: they were moved into graphs, whose launch takes longer than one of them.
         issue, issue_before = launches.variant.issue_ns, launches.baseline.issue_ns
-        if issue is None or issue_before is None:
+        walls = difference.wall.baseline.wall_ns, difference.wall.variant.wall_ns
+        # Calls before the window, which launched its first work, may have taken longer than a step.
+        if issue is None or issue_before is None or issue_before > walls[0] or issue > walls[1]:
             return text
         return f"{text}, so that launching takes the host {fmt.duration(issue)} instead of {fmt.duration(issue_before)}"
     text += f" × {fmt.duration(added / change)}"
@@ -388,6 +425,11 @@ def _counted(number: float, comparative: str) -> str:
 def hides_kernels(difference: StepDifference) -> bool:
     """Whether kernels of a side are inside CUDA graphs that were traced as a whole."""
     return difference.launches.baseline.hides_kernels or difference.launches.variant.hides_kernels
+
+
+def hides_on_one_side(difference: StepDifference) -> bool:
+    """Whether that is so of one side alone: its graphs count with their pauses, the other side's kernels without."""
+    return difference.launches.baseline.hides_kernels != difference.launches.variant.hides_kernels
 
 
 def _largest_work(difference: StepDifference, explanation: Explanation) -> str:
@@ -416,6 +458,8 @@ def _given_back(explanation: Explanation) -> str:
         return ""
     change = largest.change_ns
     subject = _of_cause(largest) if largest.cause.startswith("idle: ") else _SUBJECTS[largest.cause]
+    if largest.cause == "host-issue-bound" and all(part.cause != "gpu-work" for part in explanation.contributions):
+        subject = f"the sum of GPU work and {LAUNCHING}"
     smaller = abs(change) <= abs(main)
     if change > 0:
         return f"; {subject} takes {fmt.duration(abs(change))}{' of it back' if smaller else ' more'}"
@@ -429,6 +473,9 @@ def work_sentence(numbers: StepNumbers) -> str | None:
         return None
     source = "as given" if work.source == "given" else "modelled from the operators' shapes"
     time_ratio = numbers.comparison.ratio.estimate
+    if numbers.comparison.verdict == "undecided" or forbids_verdict(numbers):
+        change = "are the same" if abs(ratio - 1) < _SAME_FLOPS else f"change by {_change(ratio)}"
+        return f"FLOPs {change} ({source})."
     text = f"FLOPs change by {_change(ratio)} ({source}), the time by"
     if abs(ratio - 1) < _SAME_FLOPS:
         text = f"FLOPs are the same ({source}), the time changes by"

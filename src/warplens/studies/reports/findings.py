@@ -172,7 +172,7 @@ def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
     sources = ", ".join((*numbers.baseline.sources, *numbers.variant.sources))
     blocks: tuple[Block, ...] = (
         *map(Paragraph, texts),
-        replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"),
+        replace(part_table(numbers.difference, _MOST_PARTS), id=f"parts-{index}"),
         quiet(f"From {sources}; times are those under a profiler."),
     )
     return Section(f"pair-{index}", fmt.capitalised(pair.title), blocks)
