@@ -166,6 +166,17 @@ def test_gradients_of_a_penalty_are_not_those_of_the_last_step() -> None:
     assert "unused-gradients" not in {each["id"] for each in diagnose([path]).to_dict()["findings"]}
 
 
+def test_weights_that_are_copied_to_the_host_one_by_one_are_a_set_and_no_values_read_back() -> None:
+    """Most of them are smaller than what counts as a value, and an average of them is worked out there: 1.35 times."""
+    path = next(each for each in pairs() if each.name == "plant_species_training").path("nsys")
+    assert path is not None
+    findings = {each["id"]: each for each in diagnose([path]).to_dict()["findings"]}
+    assert "host-sync" not in findings
+    found = findings["blocking-copy"]
+    assert found["remedies"][0]["title"] == "Keep these tensors on the GPU, or copy them less often"
+    assert found["expected"] == pytest.approx(1.35, rel=0.1)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_network_that_a_step_runs_three_times_has_three_graphs_and_one_optimizer(source: str) -> None:
     """Its backward passes are not over one graph, and the sums of their gradients are taken by the optimizer."""

@@ -46,8 +46,20 @@ def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     if read_back is None:
         return rows
     small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
-    is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
+    is_readback = facts.program.having("label", HOST_COPIES[1])[rows] & small.to_numpy() & ~fetched_sets(facts)[rows]
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
+
+
+@once
+def fetched_sets(facts: Facts) -> Bools:
+    """Copies to the host one after the other, small and large, as of all weights of a model for an average of them."""
+    program = facts.program
+    fetched, in_set = program.having("label", HOST_COPIES[1]), np.zeros(facts.work.height, dtype=np.bool_)
+    large = fetched & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
+    least = int(BlockingCopy.distinct_sizes)
+    for rows in program.runs(fetched, (fetched, int(BlockingCopy.in_a_row)), (large, least)):
+        in_set[rows] = facts.work["bytes"].gather(rows[large[rows]]).n_unique() >= least
+    return in_set
 
 
 #: Largest growth of a cache from one token to the next, as a share of it; other sizes differ by chance.
@@ -122,8 +134,10 @@ class BlockingCopy(Rule):
     staying_title: ClassVar = (
         "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
     )
+    set_title: ClassVar = "The tensors of a set, such as all weights, are copied to the host, and delay the work"
+    fetched_title: ClassVar = "Copies to pageable memory delay the work"
     refutations: ClassVar = dict.fromkeys(
-        (returning_title, staying_title),
+        (returning_title, staying_title, set_title, fetched_title),
         "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
         "were not the limit.",
     )
@@ -167,9 +181,9 @@ class BlockingCopy(Rule):
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses between pieces that are sent one by one, which one copy does not have."""
-        pieces = self._pieces(facts)
-        return facts.program.of_gaps(pieces) if pieces.any() else None
+        """The pauses between pieces that are sent one by one, and between the tensors of a set that is fetched."""
+        share = np.maximum(self._pieces(facts), self._staying(facts) * fetched_sets(facts))
+        return facts.program.of_gaps(share) if share.any() else None
 
     def claim(self, facts: Facts) -> Float64s | None:
         """All other copies over the link."""
@@ -190,24 +204,26 @@ class BlockingCopy(Rule):
         staying = self._staying(facts)
         stays = bool(staying.any())
         pieces = self._pieces(facts)
-        returns = stays and self._comes_back(facts, staying)
+        of_set = stays and not (staying * facts.program.having("label", HOST_COPIES[0])).any()
+        returns = stays and not of_set and self._comes_back(facts, staying)
         at_once = facts.replayed("no-synchronization", calls=pieces) if pieces.any() and not stays else None
         replayed = at_once or self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
+        fetched = (
+            2 * int(facts.work["bytes"].gather(np.flatnonzero(facts.program.having("label", HOST_COPIES[1]))).sum())
+            > moved
+        )
         less = Remedy(
             "Copy less",
-            "# send uint8 images or token ids and convert on the GPU; keep results there",
+            _FEWER_RESULTS
+            if fetched
+            else "# send uint8 images or token ids and convert on the GPU; keep results there",
             f"{GAIN}; with half of the bytes, and in proportion to them",
         )
         overlaps = self._overlaps(facts)
-        pinned = Remedy(
-            "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking",
-            ("loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else "")
-            + "x = x.to('cuda', non_blocking=True)",
-            modelled(facts, "async-copies"),
-        )
-        ahead = _ahead(facts, stays=stays, unpinned=unpinned)
+        pinned = _pinned(facts, fetched=fetched, from_pageable=bool(from_pageable))
+        ahead = _behind(facts) if fetched else _ahead(facts, stays=stays, unpinned=unpinned)
         others = not stays and not link_bound and at_once is None
         if overlaps or not others:
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
@@ -223,9 +239,11 @@ class BlockingCopy(Rule):
             facts,
             claimed,
             title=first_of(
+                (of_set, self.set_title),
                 (returns, self.returning_title),
                 (stays, self.staying_title),
                 (at_once is not None, self.pieces_title),
+                (unpinned and fetched, self.fetched_title),
                 (unpinned, "Copies from pageable memory delay the work"),
                 default="Copies between host and GPU run while nothing computes",
             ),
@@ -241,7 +259,9 @@ class BlockingCopy(Rule):
             },
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
-            remedies=(_RETURNING if returns else _STAYING, ahead)
+            remedies=(_OF_SET, pinned)
+            if of_set
+            else (_RETURNING if returns else _STAYING, ahead)
             if stays
             else (
                 _ALL_PIECES if at_once is not None else None,
@@ -288,15 +308,19 @@ class BlockingCopy(Rule):
         """1 for copies after the first product of a step, which are no input: weights, constants, activations.
 
         Data that were copied to the host in the same step and come back count as well, in both directions. If nearly
-        all data of many sizes do so, they count wherever in the step they are copied.
+        all data of many sizes do so, they count wherever in the step they are copied. Else sets of tensors that are
+        fetched (`fetched_sets`) count, if they are most of the bytes.
         """
-        none = np.broadcast_to(0.0, facts.work.height)  # takes no memory
+        of_set = np.broadcast_to(0.0, facts.work.height)  # takes no memory
         if not facts.window.steps:
-            return none
+            return of_set
         work, program = facts.work, facts.program
         rows, bytes_, sent, large = self._over_link(facts)
+        in_set = fetched_sets(facts)[rows]
+        if in_set.any() and bytes_[in_set].sum() >= self.inside_share * bytes_.sum():
+            of_set = ones_at(facts, rows[in_set])
         if (sent & large).sum() < self.least_inside * facts.steps:
-            return none
+            return of_set
         if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):
             return ones_at(facts, rows[large])
         firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
@@ -304,17 +328,17 @@ class BlockingCopy(Rule):
         np.minimum.at(firsts, program.step[products], starts[products])
         inside = sent & large & (starts[rows] > firsts[program.step[rows]])
         if inside.sum() < self.least_inside * facts.steps:
-            return none
+            return of_set
         fetched = ~sent & large
         there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
         # The next batch is sent in the middle of a step as well, in one go.
         if not there_and_back and not self._between_layers(facts, rows[inside]):
-            return none
+            return of_set
         if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
-            return none
+            return of_set
         # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
         if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
-            return none
+            return of_set
         return ones_at(facts, rows[inside | (fetched & there_and_back)])
 
     def _goes_round(self, steps: Int64s, bytes_: Int64s, sent: Bools, fetched: Bools) -> bool:
@@ -415,6 +439,48 @@ _RETURNING: Final = Remedy(
     "# DynamicCache(config=model.config, offloading=False) is the default)",
     f"{GAIN}: these copies are not made",
 )
+
+
+#: For the tensors of a set that are copied to the host in each step.
+_OF_SET: Final = Remedy(
+    "Keep these tensors on the GPU, or copy them less often",
+    "# averages of weights (EMA), norms and statistics are worked out on the GPU: timm's ModelEmaV3(model)\n"
+    "# save weights every thousand steps, not in each; gradients and moments of the optimizer stay on the GPU",
+    f"{GAIN}: these copies are not made",
+)
+
+#: How results take fewer bytes.
+_FEWER_RESULTS: Final = (
+    "# classes instead of scores (scores.argmax(-1)), 8 or 16 bits instead of 32, only what is read there\n"
+    "# metrics and averages are worked out on the GPU"
+)
+
+
+def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
+    """The remedy not to block the host, for what is sent to the GPU, or for results that are fetched from it."""
+    if fetched:
+        title = "Copy to pinned memory, without blocking"
+        how = (
+            "kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # once, before the loop\n"
+            "kept.copy_(x, non_blocking=True); event.record()\n"
+            "# read `kept` after event.synchronize(), when the next batch has been launched"
+        )
+    else:
+        title = "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking"
+        how = "loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else ""
+        how += "x = x.to('cuda', non_blocking=True)"
+    return Remedy(title, how, modelled(facts, "async-copies"))
+
+
+def _behind(facts: Facts) -> Remedy:
+    """The remedy to fetch results on a stream of its own."""
+    return Remedy(
+        "Copy these results while the next batch is computed",
+        "side.wait_stream(torch.cuda.current_stream())  # side = torch.cuda.Stream(), once\n"
+        "with torch.cuda.stream(side): kept.copy_(x, non_blocking=True)  # into pinned memory\n"
+        "x.record_stream(side)",
+        modelled(facts, "overlapped-copies"),
+    )
 
 
 def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:
