@@ -307,7 +307,7 @@ def discover_counters(paths: Iterable[Path | str]) -> list[Path]:
             none = "no file in this folder holds counters of Nsight Compute"
             raise UnreadableInputError(path, none, "Give a folder with .ncu-rep files, or their CSV exports")
         reports += found
-    return list(dict.fromkeys(reports))
+    return reports
 
 
 def _counters_below(folder: Path) -> list[Path]:
