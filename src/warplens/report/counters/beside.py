@@ -221,7 +221,10 @@ def changes_sentence(comparison: Comparison) -> str:
     total = (
         f"A launch of each takes {fmt.duration(after)}, {fmt.duration(before)} before (ratio {_ratio(after, before)})"
     )
-    most = timed.sort(_TIME_CHANGE, descending=True).row(0, named=True)
+    changed_times = timed.filter((pl.col("time_ratio") - 1).abs() >= _LEAST_CHANGE).sort(_TIME_CHANGE, descending=True)
+    if changed_times.is_empty():
+        return f"{total}; the time of none changed by {fmt.share(_LEAST_CHANGE)}; {bounds}"
+    most = changed_times.row(0, named=True)
     before, after = most["duration_ns_before"], most["duration_ns_after"]
     largest = f"{fmt.shorten_kernel(most['full_name_after'])}, {fmt.duration(before)} → {fmt.duration(after)}"
     return f"{total}; the largest change is {largest} (ratio {_ratio(after, before)}); {bounds}"
@@ -230,6 +233,9 @@ def changes_sentence(comparison: Comparison) -> str:
 def _ratio(after: float, before: float) -> str:
     return fmt.number(after / before) if before else fmt.MISSING
 
+
+#: Times and metrics of two runs of the same program differ by less than this anyway, or by less than a point.
+_LEAST_CHANGE: Final = 0.01
 
 #: Change of the time of a launch.
 _TIME_CHANGE: Final = (pl.col("duration_ns_after") - pl.col("duration_ns_before")).abs()
@@ -317,9 +323,6 @@ def _changes(comparison: Comparison, metrics: Sequence[str]) -> pl.DataFrame:
 
 #: Size of the change of a metric, as a share: of percentages, the difference; null where it was 0 before.
 _METRIC_CHANGE: Final = pl.coalesce(pl.col("points").abs() / 100, (pl.col("ratio") - 1).abs())
-
-#: Smaller changes of a metric, a percentage point or one in a hundred, differ between two runs of the same program.
-_LEAST_CHANGE: Final = 0.01
 
 
 def _change(row: Mapping[str, Any]) -> str:
