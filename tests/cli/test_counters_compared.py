@@ -40,6 +40,12 @@ def test_kernels_of_other_names_can_be_paired(warplens):
     assert "| clustered_sum | scale | stated |" in paired.out
 
 
+def test_a_report_without_counters_for_a_roofline_has_no_table_of_dashes(warplens):
+    run = warplens("roofline", NVTX)
+    assert "no counters for a roofline" in run.out + run.err
+    assert "Kernels under their roofs" not in run.out
+
+
 def test_a_report_on_counters_alone(warplens, tmp_path):
     shutil.copy(NVTX, tmp_path)
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shutil
 import webbrowser
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+import warplens as package
 from tests.cli.conftest import Run, run_in_process
 from tests.shipped import capture, files
-from warplens.cli.edge import DONE
+from warplens.cli.edge import DONE, UNUSABLE
 from warplens.cli.main import with_shipped_profiles
 from warplens.diagnosis.findings import times
 from warplens.errors import UsageError
 
 BASELINE, VARIANT = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"
+PLANTED_COUNTERS = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
 RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")
 
 
@@ -152,6 +155,23 @@ def test_two_profiles_have_the_cautions_of_their_comparison(answers):
 
     assert cautions
     assert all(caution.rstrip(".") in compared for caution in cautions)
+
+
+@pytest.mark.parametrize("command", ["counters", "roofline"])
+def test_a_command_on_counters_takes_the_folder_that_the_answer_names(warplens, tmp_path, command):
+    shutil.copy(PLANTED_COUNTERS, tmp_path)
+    run = warplens(command, tmp_path, "--format", "json")
+    assert run.code == DONE
+    assert json.loads(run.out)["source"] == [PLANTED_COUNTERS.name]
+
+
+@pytest.mark.parametrize("command", [(), ("counters",), ("roofline",)])
+def test_a_report_cut_before_its_first_launch_is_refused_by_every_command(warplens, tmp_path, command):
+    cut = tmp_path / "cut.ncu-rep"
+    cut.write_bytes(lzma.decompress(PLANTED_COUNTERS.read_bytes())[:2000])
+    run = warplens(*command, cut)
+    assert run.code == UNUSABLE
+    assert re.fullmatch(r"error: cut\.ncu-rep: .*without a complete launch.*\n", run.err)
 
 
 def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.readers.exports import Export
 from warplens.errors import UnreadableInputError
-from warplens.readers import discover
+from warplens.readers import discover, discover_both
 
 REPORT = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235"
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
         "b/kernels.ncu-rep": b"NVR\x00",
         "b/notes.txt": b"a text",
         "b/renamed.sqlite": b"a text",
-        "b/empty.sqlite": b"",
+        "b/empty.csv": b"",
         "b/damaged.gz": gzip.compress(export)[:50],
         ".cache/hidden.sqlite": export,
         "b/.hidden.sqlite": export,
@@ -50,6 +50,25 @@ def test_a_folder_gives_its_profiles_by_content_in_order(folder):
         "b/alone.nsys-rep",
         "b/run.sqlite",  # and not b/run.nsys-rep, the same capture
     ]
+
+
+def test_an_empty_file_where_a_profile_should_be_is_kept_so_that_it_is_reported(folder):
+    for name in (
+        "b/failed.sqlite",
+        "b/failed.sqlite.gz",
+        "b/rank1.pt.trace.json",
+        "b/alone.sqlite",
+        "b/failed.ncu-rep",
+    ):
+        (folder / name).touch()
+    assert _names(folder, discover([folder / "b"])) == [
+        "b/alone.nsys-rep",  # and not b/alone.sqlite, the same capture
+        "b/failed.sqlite",
+        "b/failed.sqlite.gz",
+        "b/rank1.pt.trace.json",
+        "b/run.sqlite",
+    ]
+    assert _names(folder, discover_both([folder])[1]) == ["b/failed.ncu-rep", "b/kernels.ncu-rep"]
 
 
 def test_a_file_that_is_named_is_kept_whatever_it_is(folder):

@@ -467,6 +467,11 @@ def test_a_row_cut_off_by_the_end_of_the_file_is_left_out(tmp_path):
     assert counters.capture.notes[0].code == "incomplete-report"
 
 
+def test_an_export_that_ends_before_its_first_launch_is_refused(tmp_path):
+    whole = _details((_SOL, "Duration", "us", "4.80"))
+    assert "ends before its first launch" in _refusal(tmp_path, whole[: whole.index("4.80")])
+
+
 def test_a_row_with_a_field_too_few_is_left_out_and_told(tmp_path):
     lines = _raw({"a__b.sum": ("inst", ["1", "2", "3"])}).splitlines(keepends=True)
     lines[3] = lines[3].replace('"9.0",', "")

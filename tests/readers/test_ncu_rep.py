@@ -332,8 +332,12 @@ def test_a_cut_report_gives_the_launches_before_the_cut(tmp_path):
     path = tmp_path / "cut.ncu-rep"
     for size in range(report.starts[1], len(report.content), 7):
         path.write_bytes(report.content[:size])
-        counters = read_ncu_rep(path, path)
         whole = sum(end <= size for end in ends[1:])
+        if not whole and size not in ends:
+            with pytest.raises(UnreadableInputError, match="without a complete launch"):
+                read_ncu_rep(path, path)
+            continue
+        counters = read_ncu_rep(path, path)
         assert counters.values(DURATION).to_list() == [float(number) for number in range(whole)]
         assert (size in ends) or f"byte {size}" in note(counters, "incomplete-report")
 

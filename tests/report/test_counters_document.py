@@ -13,17 +13,25 @@ import pytest
 import warplens
 from tests.analysis.counters.builders import counters, launch
 from tests.report.conftest import Visit
+from warplens.analysis.counters.comparison import compare_counters
 from warplens.analysis.timeline import Timeline
-from warplens.profile.counters import KernelCounters
+from warplens.profile.counters import RULES, KernelCounters
 from warplens.readers import read, read_counters
-from warplens.report.counters.beside import joined_blocks
-from warplens.report.counters.document import counters_document, counters_json, counters_lead, write_counters
+from warplens.report.counters.beside import comparison_data, comparison_tables, joined_blocks
+from warplens.report.counters.document import (
+    counters_answer,
+    counters_document,
+    counters_json,
+    counters_lead,
+    write_counters,
+)
 from warplens.report.counters.numbers import (
     CounterNumbers,
     counters_table,
     evidence_text,
     examine_counters,
     join_counters,
+    remedy_for,
 )
 from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
@@ -155,6 +163,76 @@ def test_a_report_without_a_launch_still_gives_a_document():
     assert counters_document([numbers]).lead == "The report holds no profiled kernel."
     assert "# hand.ncu-rep" in render_markdown(counters_document([numbers]))
     json.loads(counters_json([numbers]))
+
+
+SMALL = (
+    "This kernel grid is too small to fill the available resources on this device, resulting in only 0.7 full waves "
+    "across all SMs. Look at Launch Statistics for more details."
+)
+
+
+@pytest.mark.parametrize(("message", "bound"), [(SMALL, "small"), ("Something else.", "unknown")])
+def test_without_launch_statistics_the_tools_own_rule_tells_a_grid_that_is_too_small(message, bound):
+    report = counters(launch(registers=None, sms=None, sm=9.0, memory=20.0))
+    rule = {
+        "launch": [0],
+        "rule": ["SOLBottleneck"],
+        "name": ["Bottleneck"],
+        "kind": ["optimization"],
+        "message": [message],
+    }
+    rules = pl.DataFrame(rule | dict.fromkeys(RULES.names), RULES.schema).with_columns(
+        **{name: pl.Series(values) for name, values in rule.items()}
+    )
+    numbers = examine_counters(replace(report, rules=rules))
+
+    row = numbers.summary.row(0, named=True)
+    assert (row["bound"], row["waves"]) == (bound, None)
+    if bound == "small":
+        assert "Nsight Compute's own rule says" in row["reason"]
+        assert "0.70 waves" in row["reason"]
+        assert numbers.faults["gain_share"].to_list() == [pytest.approx((1 - 0.65) * 0.8)]  # of 0.65 to 0.75 waves
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (
+            "void cutlass::Kernel2<cutlass_75_tensorop_f16_s1688gemm_f16_64x64_nn_align1>(T1::Params)",
+            "Align the operands",
+        ),
+        ("nvjet_sm90_hsh_192x192_64x4_2x1_v_bz_coopB_bias_TNN", "The code is a library's: sizes"),
+        ("void at::native::softmax_warp_forward<c10::Half, c10::Half, float, 10, 0, 0>(T1 *)", "contiguous operands"),
+        ("my_kernel(float *)", "Let neighbouring threads"),
+    ],
+)
+def test_a_remedy_for_a_librarys_kernel_is_one_that_its_users_can_carry_out(kernel, says):
+    assert says in remedy_for("uncoalesced", kernel)
+
+
+def test_a_kernels_name_keeps_its_spelling_at_the_begin_of_a_sentence():
+    answer = counters_answer(examine_counters(counters(launch("kernelA", grid=4, sm=0.5, memory=0.3))))
+
+    assert answer.brings.startswith("In kernelA: 4 blocks")
+
+
+def test_what_changed_comes_by_size_and_what_did_not_change_is_left_out():
+    hits, reads = "lts__t_sector_hit_rate.pct", "dram__bytes_read.sum"
+    before, after = (
+        counters(
+            launch("same", ns=same_ns, sm=70.0, **{reads: same_ns, hits: 90.0}),
+            launch("new", ns=new_ns, sm=70.0, **{hits: new_hits}),
+            launch(only, grid=4, sm=0.5, memory=0.3),
+        )
+        for only, same_ns, new_ns, new_hits in (("a", 2000.0, 1000.0, 80.0), ("b", 2001.0, 500.0, 60.0))
+    )
+    comparison = compare_counters(before, after)
+    tables = {table.id: table for table in comparison_tables(comparison, 0)}
+
+    assert tables["metric-changes"].rows.select("kernel", "metric", "change").rows() == [("new", hits, "−20.0 pp")]
+    assert set(tables["unpaired"].rows["bound"]) == {"too small for the GPU"}
+    answer = comparison_data(comparison)["answer"]
+    assert answer.startswith("A launch of each takes 2.50 µs, 3.00 µs before (ratio 0.83); the largest change is new")
 
 
 def test_several_reports_are_compared_with_the_first():

@@ -14,7 +14,7 @@ import: `warplens.profile`, `warplens.errors`, `warplens.secrets` and `warplens.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +53,7 @@ __all__ = [
     "EVERYTHING",
     "discover",
     "discover_both",
+    "discover_counters",
     "events_in",
     "files_below",
     "holds_counters",
@@ -212,6 +213,10 @@ def refusal(path: Path) -> UnreadableInputError:
 #: Suffixes of compressed files.
 _PACKED_SUFFIXES: Final = (".gz", ".xz", ".zst")
 
+#: Suffixes that only a profiler or its export gives: an empty file with one is a recording or an export that failed.
+_TRACE_SUFFIXES: Final = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json")
+_COUNTER_SUFFIXES: Final = (".ncu-rep", ".ncu-repz")
+
 
 def holds_trace(path: Path) -> bool:
     """Whether the file is a trace, by its content; False if it cannot be opened."""
@@ -233,7 +238,8 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
 
     A file given itself is always kept, in its place, so that an unreadable one is reported and not skipped. Of a folder
     only files that are profiles by content are taken, in the order of their paths; hidden folders and files are
-    skipped, and so is a report (`.nsys-rep`) with its own SQLite export beside it: it is the same capture.
+    skipped, and so is a report (`.nsys-rep`) with its own SQLite export beside it: it is the same capture. An empty
+    file with the suffix of a profile is kept, so that a failed recording is reported, unless the other form is there.
 
     Raises:
         UnreadableInputError: a path does not exist, or a folder holds no profile.
@@ -246,7 +252,8 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
             files = sorted(files_below(path))
             folders = {file.parent for file in files if file.stem == "StringIds"}
             exported = [folder for folder in sorted(folders) if _TRACES.taking(folder) is not None]
-            profiles = exported + _without_exported_reports([file for file in files if holds_trace(file)])
+            traces = [file for file in files if holds_trace(file)]
+            profiles = exported + _without_exported_reports(_with_failed(traces, files, _TRACE_SUFFIXES))
             if not profiles:
                 none = f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace"
                 raise UnreadableInputError(
@@ -264,8 +271,8 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     """The traces and the reports of counters in these files and folders, folders searched to any depth.
 
     Files given themselves that do not hold counters count as traces, so that an unreadable one is reported. Of a folder
-    only files that are one or the other by content are taken; a CSV export is skipped where its report, or a fuller
-    export of it, is beside it.
+    only files that are one or the other by content are taken, and empty ones with a suffix of theirs, which failed; a
+    CSV export is skipped where its report, or a fuller export of it, is beside it.
 
     Raises:
         UnreadableInputError: a path does not exist, or a folder holds neither.
@@ -277,7 +284,7 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
             found = [path] if path.exists() and holds_counters(path) else []
             traces += [] if found else discover([path])
         else:
-            found = _without_exports([file for file in sorted(files_below(path)) if holds_counters(file)])
+            found = _counters_below(path)
             try:
                 traces += discover([path])
             except UnreadableInputError:
@@ -285,6 +292,27 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
                     raise
         counters += found
     return list(dict.fromkeys(traces)), list(dict.fromkeys(counters))
+
+
+def discover_counters(paths: Iterable[Path | str]) -> list[Path]:
+    """The reports of counters in these files and folders, as `discover_both` finds them; files given are always kept.
+
+    Raises:
+        UnreadableInputError: a folder holds none.
+    """
+    reports: list[Path] = []
+    for path in map(located, paths):
+        found = _counters_below(path) if path.is_dir() else [path]
+        if not found:
+            none = "no file in this folder holds counters of Nsight Compute"
+            raise UnreadableInputError(path, none, "Give a folder with .ncu-rep files, or their CSV exports")
+        reports += found
+    return reports
+
+
+def _counters_below(folder: Path) -> list[Path]:
+    files = sorted(files_below(folder))
+    return _without_exports(_with_failed([file for file in files if holds_counters(file)], files, _COUNTER_SUFFIXES))
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -297,6 +325,26 @@ def files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
+def _with_failed(profiles: list[Path], files: Sequence[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    """The profiles and the empty files with these suffixes, in the order of the files.
+
+    Empty files beside a profile of the same name are left out: the recording is there in another form.
+    """
+    names = {_unpacked(file).with_suffix("") for file in profiles}
+    failed = {
+        file
+        for file in files
+        if _unpacked(file).name.endswith(suffixes)
+        and _unpacked(file).with_suffix("") not in names
+        and not file.stat().st_size
+    }
+    return [file for file in files if file in {*profiles, *failed}]
+
+
+def _unpacked(file: Path) -> Path:
+    return file.with_suffix("") if file.suffix in _PACKED_SUFFIXES else file
+
+
 def _without_exported_reports(profiles: list[Path]) -> list[Path]:
     exports = {profile.with_suffix("") for profile in profiles if kind_of(profile) is Kind.SQLITE}
     return [p for p in profiles if not (kind_of(p) is Kind.NSYS_REP and p.with_suffix("") in exports)]
@@ -306,7 +354,7 @@ def _without_exports(files: list[Path]) -> list[Path]:
     """The reports of counters, without exports of other reports in the list."""
     ranked_files: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
     for file in files:
-        name = file.name.removesuffix(next((end for end in _PACKED_SUFFIXES if file.name.endswith(end)), ""))
+        name = _unpacked(file).name
         rank, suffix = next(
             ((place, end) for end, place in EXPORT_SUFFIXES.items() if name.endswith(end)),
             (-1, ".ncu-repz" if name.endswith("z") else ".ncu-rep"),

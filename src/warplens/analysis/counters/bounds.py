@@ -38,6 +38,11 @@ _LONG_TAIL: Final = 0.2
 #: Named numbers that support a finding.
 EVIDENCE = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
+#: Nsight Compute's rule on a grid of less than one wave; it rounds the waves to one decimal.
+_SMALL_GRID_RULE: Final = r"^This kernel grid is too small to fill the available resources"
+_RULE_WAVES: Final = r"only (\d+\.\d+) full waves"
+_ROUNDED_WAVES: Final = 0.05
+
 FAULTS: Final = table(
     "faults",
     "one fault of one launch; of each launch the costliest first",
@@ -60,14 +65,17 @@ class _Fault:
 
 _top_share = pl.max_horizontal("compute_share", "memory_share")
 _whole_waves = pl.col("waves").floor() + 1
+#: Less than one wave, by launch statistics or else by the rule, and the least number of waves that this can be.
+_small_grid = pl.coalesce(pl.col("waves") < 1, "small_by_rule")
+_least_waves = pl.coalesce("waves", pl.col("rule_waves") - _ROUNDED_WAVES)
 
 _FAULTS: Final = (
     _Fault(
         "small-grid",
-        (pl.col("waves") < 1) & (_top_share < LOW_SHARE),
+        _small_grid & (_top_share < LOW_SHARE),
         # Work that scales with the multiprocessors (rule LaunchStatistics), or with the free room on them.
-        pl.max_horizontal(1 - pl.col("grid_blocks") / pl.col("sm_count"), (1 - pl.col("waves")) * (1 - _top_share)),
-        ("grid_blocks", "sm_count", "waves"),
+        pl.max_horizontal(1 - pl.col("grid_blocks") / pl.col("sm_count"), (1 - _least_waves) * (1 - _top_share)),
+        ("grid_blocks", "sm_count", "waves", "rule_waves"),
     ),
     _Fault(
         "uncoalesced",
@@ -133,12 +141,23 @@ _FAULTS: Final = (
 
 @once
 def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
-    """Throughputs, occupancy, memory access, instructions and longest stall of each launch."""
+    """Throughputs, occupancy, memory access, instructions and longest stall of each launch.
+
+    Where launch statistics are missing, also `small_by_rule`, whether a rule of Nsight Compute says that the grid is
+    less than one wave, and `rule_waves`, as many as it says.
+    """
     stalls = top_stalls(counters).select("launch", top_stall="reason", top_stall_share="share")
     frame = speed_of_light(counters)
     for facts_table in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
         frame = frame.join(facts_table, on="launch", how="left", maintain_order="left")
-    return frame
+    small = counters.rules.filter(pl.col("message").str.contains(_SMALL_GRID_RULE)).unique("launch", keep="first")
+    by_rule = small.select(
+        "launch",
+        small_by_rule=pl.lit(value=True),
+        rule_waves=pl.col("message").str.extract(_RULE_WAVES).cast(pl.Float64),
+    )
+    frame = frame.join(by_rule, on="launch", how="left", maintain_order="left")
+    return frame.with_columns(pl.when(pl.col("waves").is_null()).then(pl.col("small_by_rule", "rule_waves")))
 
 
 @once
@@ -218,7 +237,7 @@ BOUNDS: Final = table(
     column("evidence", dtype=EVIDENCE, help="the numbers that the verdict rests on"),
 )
 
-_DECIDING: Final = ("compute_share", "memory_share", "waves", "theoretical_share", "achieved_share")
+_DECIDING: Final = ("compute_share", "memory_share", "waves", "rule_waves", "theoretical_share", "achieved_share")
 
 
 @once
@@ -226,10 +245,10 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
     """The bound of each launch.
 
     A unit at 60 % or more of its peak is the bound: memory or compute, whichever is higher; a load/store pipe counts as
-    memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small for the GPU
-    (`small`), else it is bound by latency, and the costliest fault and the longest warp stall are reported. Where one
-    of the two throughputs was not collected, that side may be busy: `unknown`. The limits are those of Nsight Compute's
-    rule SOLBottleneck.
+    memory (L1). With both below, the kernel waits: if its grid is less than one wave, by launch statistics or without
+    them by Nsight Compute's own rule, it is too small for the GPU (`small`), else it is bound by latency, and the
+    costliest fault and the longest warp stall are reported. Where one of the two throughputs was not collected, that
+    side may be busy: `unknown`. The limits are those of Nsight Compute's rule SOLBottleneck.
 
     A pipe that does the kernel's arithmetic and is practically full is the bound even if L1 is a little fuller. Tensor
     cores of 9.0 read their operands from shared memory: a product that fills them fills the data pipe of L1 as well.
@@ -259,7 +278,7 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
         .then(pl.lit("memory"))
         .when(busy)
         .then(pl.lit("compute"))
-        .when(pl.col("waves") < 1)
+        .when(_small_grid)
         .then(pl.lit("small"))
         .when((pl.col("waves") >= 1) & compute.is_not_null() & memory.is_not_null())
         .then(pl.lit("latency"))

@@ -18,7 +18,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
-from warplens.profile.counters import RULES, KernelCounters
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column, Int64s
 from warplens.profile.spelling import spelled_for_all_pages
 from warplens.profile.trace import LAUNCH_SIZE
@@ -64,7 +64,8 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
         keys: columns of `launches` that the launches of a group share.
 
     Returns:
-        The groups; metrics are medians over the launches that have them, launch parameters and texts the first's.
+        The groups; metrics are medians over the launches that have them, launch parameters, texts and results of rules
+        the first's.
     """
     is_combined = pl.col("kind").cast(pl.String) != "kernel"
     identity = pl.when(is_combined).then(pl.coalesce(_OPEN_RANGES, pl.col("launch").cast(pl.String)))
@@ -92,9 +93,18 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     median_metrics = medians.select(counters.metrics.columns) if counters.metrics.width else counters.metrics
     return Groups(
         GROUPS.checked(groups),
-        replace(counters, launches=representatives, metrics=median_metrics, rules=RULES.empty(), instances={}),
+        replace(
+            counters, launches=representatives, metrics=median_metrics, rules=_of_first(counters, groups), instances={}
+        ),
         group.alias("group"),
     )
+
+
+def _of_first(counters: KernelCounters, groups: pl.DataFrame) -> pl.DataFrame:
+    """The results of the rules on the first launch of each group, with its number as `launch`."""
+    first = groups.select("group", launch="first_launch")
+    rules = counters.rules.join(first, on="launch", how="inner", maintain_order="left")
+    return rules.with_columns(launch="group").drop("group")
 
 
 def titled(launches: pl.DataFrame) -> pl.DataFrame:

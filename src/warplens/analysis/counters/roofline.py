@@ -363,6 +363,11 @@ class Roofline:
     roofs: pl.DataFrame  #: `ROOFS`; only arithmetic that some group did
 
     @property
+    def counted(self) -> bool:
+        """Whether the report has any counter for a roofline."""
+        return not (self.points["precision"].is_null().all() and self.roofs.is_empty())
+
+    @property
     def placed(self) -> pl.DataFrame:
         """The points that can be drawn: with arithmetic, and bytes through a level of memory."""
         has_intensity = pl.any_horizontal(pl.col(f"{level}_intensity") > 0 for level in LEVELS)

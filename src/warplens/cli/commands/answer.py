@@ -230,7 +230,8 @@ def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
         print_lines([recorded_by(numbers.capture, devices=True)])
         last = numbers is reading.counter_numbers[-1]
         answer = counters_answer(numbers)
-        lines = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
+        lead = (Line("verdict", counters_lead(numbers)), *cautions(numbers.warnings))
+        lines = lead if answer is None else lines_of(answer)
         print_brief([*lines, *([Line("next", "", "quiet", _explained(commands))] if last else [])])
 
 

@@ -110,6 +110,7 @@ def _side_files(path: Path) -> SideFiles:
         if not measured:
             raise
         return SideFiles(path, "measurements", _only(path, measured, "measurements files"))
+    traces = [file for file in traces if not file.is_file() or file.stat().st_size] or traces
     if traces:
         others = [file for file in sorted(files_below(path)) if file not in traces and file not in counters]
         skipped = [file for file in others if not file.stat().st_size or holds_measurements(file)]
@@ -308,7 +309,7 @@ def _of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcom
     part = Part(head=[head], verdict=verdict, tables=comparison_tables(comparison, limit=0))
 
     def data() -> dict[str, Any]:
-        return {"kind": "counters", **comparison_data(comparison)}
+        return {"kind": "counters", "gate": None, **comparison_data(comparison)}
 
     sources = [comparison.before, comparison.after]
     answer = _answer(sources, part, comparison.notes, comparison.groups, data, options)

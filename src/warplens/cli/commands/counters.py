@@ -21,7 +21,7 @@ from warplens.cli.options import FormatOption, LimitOption, WindowOption, argume
 from warplens.errors import UsageError
 from warplens.profile import Capture
 from warplens.profile.counters import KernelCounters
-from warplens.readers import read, read_counters
+from warplens.readers import discover_counters, read, read_counters
 from warplens.report.counters.beside import (
     comparison_data,
     comparison_lines,
@@ -36,7 +36,7 @@ from warplens.report.counters.numbers import COUNTER_KEYS, Joined, join_counters
 from warplens.report.jsonout import named
 from warplens.writing import write_whole
 
-_REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
+_REPORTS: Final = argument("PATH…", "Reports of Nsight Compute (.ncu-rep, or their CSV), or folders of them.")
 
 
 def counters(
@@ -70,7 +70,7 @@ def counters(
     kernels are found again in its window: how much of the time they cover, which has the most to gain, and the command
     that collects the rest. With --compare, what changed from the first report to each of the others.
     """
-    metrics, most = metric or [], most_rows(form, limit)
+    metrics, most, paths = metric or [], most_rows(form, limit), discover_counters(paths)
     if pair and not compare:
         raise UsageError("--pair says which kernels to compare: add --compare")
     if compare and len(paths) < 2:
@@ -224,6 +224,7 @@ def roofline(
     A row is a group of launches of the same kernel with the same grid and block. Operations and bytes are counted, at
     each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
     """
+    paths = discover_counters(paths)
     if output is not None:
         suffix = output.suffix.lower()
         if suffix not in _CHARTS:
@@ -255,7 +256,8 @@ def roofline(
         for reason in filter(None, (why_no_chart(analysis), *unused)):
             head.append(f"caution: {reason}")
             warnings.append(f"{capture.source}: {reason}")
-        parts.append(Part(head=head, tables=[roofline_table(numbered_points(analysis), limit=most)]))
+        tables = [roofline_table(numbered_points(analysis), limit=most)] if analysis.counted else []
+        parts.append(Part(head=head, tables=tables))
         points = analysis.points if most is None else analysis.points.head(most)
         rows.append(points.select(pl.lit(capture.source).alias("source"), pl.all()))
     roofs = [{"source": capture.source, "roofs": analysis.roofs} for capture, analysis in reports]

@@ -160,6 +160,8 @@ class _Reading:
     def counters(self) -> KernelCounters:
         """The whole export as `KernelCounters`."""
         self._read()
+        if self._table.cut and not self._launches:
+            raise UnreadableInputError(self._known_as, "the export ends before its first launch", _EXPORT_AGAIN)
         values = self._cells.frame(len(self._launches), self._known_as)
         launches = launch_table(self._facts, self._launches)
         devices = self._devices(values, launches)

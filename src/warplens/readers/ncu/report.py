@@ -192,7 +192,7 @@ class _Reading:
         self._kinds: list[str] = []
         self._processes: list[int | None] = []
         self._rules: list[tuple[int, Rule]] = []
-        self._blocks = self._unknown_bytes = 0
+        self._unknown_bytes = 0
 
     def _walk(self) -> None:
         """Read block after block, up to the end of the file or to the first unreadable place."""
@@ -206,10 +206,9 @@ class _Reading:
             except WireError as error:
                 self._container.stop(at, str(error))
                 break
-            self._blocks += 1
             self._unknown_bytes += block.unknown_bytes
-        if self._container.stopped_at is not None and not (self._blocks or self._launches):
-            found = f"a damaged Nsight Compute report: {self._container.reason}"
+        if self._container.stopped_at is not None and not self._launches:
+            found = f"a damaged Nsight Compute report without a complete launch: {self._container.reason}"
             raise UnreadableInputError(self._known_as, found, _AGAIN)
 
     def _take_header(self, block: Block) -> int | None:

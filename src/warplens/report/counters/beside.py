@@ -197,7 +197,7 @@ _UNPAIRED_COLUMNS: Final = pick(
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """The names of both reports, and the share of their time in kernels that they have in common."""
+    """How much of two reports is in kernels that they have in common, and what changed in these."""
     before, after = fmt.printable(comparison.before), fmt.printable(comparison.after)
     if comparison.groups.is_empty():
         hint = "--pair BEFORE=AFTER compares kernels of different names"
@@ -206,7 +206,39 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f"{fmt.value(share, 'share')} of the time of {source}"
         for share, source in ((comparison.paired_share_before, before), (comparison.paired_share_after, after))
     )
-    return [f"{after} against {before}: {fmt.plural(comparison.groups.height, 'kernel')} in both, {shares}"]
+    in_both = f"{fmt.plural(comparison.groups.height, 'kernel')} in both, {shares}"
+    return [in_both, changes_sentence(comparison)]
+
+
+def changes_sentence(comparison: Comparison) -> str:
+    """The answer of a comparison: the time of a launch of each kernel in both, and the largest change."""
+    timed = comparison.groups.drop_nulls("time_ratio")
+    if timed.is_empty():
+        return "No kernel in both has a duration" if comparison.groups.height else "They have no kernel in common"
+    changed = int(comparison.groups["bound_changed"].sum())
+    bounds = f"the bound of {fmt.plural(changed, 'kernel')} changed" if changed else "no bound changed"
+    before, after = (float(timed[f"duration_ns_{side}"].sum()) for side in ("before", "after"))
+    total = (
+        f"A launch of each takes {fmt.duration(after)}, {fmt.duration(before)} before (ratio {_ratio(after, before)})"
+    )
+    changed_times = timed.filter((pl.col("time_ratio") - 1).abs() >= _LEAST_CHANGE).sort(_TIME_CHANGE, descending=True)
+    if changed_times.is_empty():
+        return f"{total}; the time of none changed by {fmt.share(_LEAST_CHANGE)}; {bounds}"
+    most = changed_times.row(0, named=True)
+    before, after = most["duration_ns_before"], most["duration_ns_after"]
+    largest = f"{fmt.shorten_kernel(most['full_name_after'])}, {fmt.duration(before)} → {fmt.duration(after)}"
+    return f"{total}; the largest change is {largest} (ratio {_ratio(after, before)}); {bounds}"
+
+
+def _ratio(after: float, before: float) -> str:
+    return fmt.number(after / before) if before else fmt.MISSING
+
+
+#: Times and metrics of two runs of the same program differ by less than this anyway, or by less than a point.
+_LEAST_CHANGE: Final = 0.01
+
+#: Change of the time of a launch.
+_TIME_CHANGE: Final = (pl.col("duration_ns_after") - pl.col("duration_ns_before")).abs()
 
 
 def comparison_tables(
@@ -214,7 +246,8 @@ def comparison_tables(
 ) -> tuple[Table, ...]:
     """Kernels of both reports, their changed metrics, and kernels that only one report has.
 
-    The metrics are those of `KEY_METRICS` that changed, unless others are given. `at` prefixes the ids of the tables.
+    The metrics are those of `KEY_METRICS` that changed by `_LEAST_CHANGE`, unless others are given. `at` prefixes the
+    ids of the tables.
     """
     shares = {f"{name}_change": partial(_points, share=f"{name}_share") for name, _, _ in _POINTS}
     groups = with_texts(comparison.groups, renamed=_renamed, **shares, bounds=_bounds)
@@ -227,8 +260,10 @@ def comparison_tables(
         tables.append(Table(f"{at}metric-changes", "What changed in them", _METRIC_COLUMNS, changes, limit))
     if comparison.unpaired.height:
         sources = {"before": comparison.before, "after": comparison.after}
-        unpaired = comparison.unpaired.with_columns(
-            source=pl.col("side").replace_strict(sources, return_dtype=pl.String)
+        unpaired = with_texts(
+            comparison.unpaired,
+            source=lambda row: sources[row["side"]],
+            bound=lambda row: bound_title({**row, "unit": None}),
         )
         tables.append(Table(f"{at}unpaired", "Kernels that only one report has", _UNPAIRED_COLUMNS, unpaired, limit))
     return tuple(tables)
@@ -254,6 +289,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     from warplens.report.jsonout import named
 
     return {
+        "answer": changes_sentence(comparison),
         **named(comparison, "before after paired_share_before paired_share_after"),
         "rows": comparison.groups,
         **named(comparison, "metrics unpaired notes"),
@@ -269,17 +305,24 @@ def point_text(points: float | None) -> str:
 
 
 def _changes(comparison: Comparison, metrics: Sequence[str]) -> pl.DataFrame:
+    """The given metrics, or those of `KEY_METRICS` that changed, the kernel whose time changed the most first.
+
+    Of a kernel given metrics keep their order, and others come by the size of their change.
+    """
     chosen = comparison.metrics.filter(pl.col("metric").is_in(list(metrics or KEY_METRICS)))
     if not metrics:
-        chosen = chosen.filter(pl.col("before") != pl.col("after"))
-    names = dict(
-        zip(comparison.groups["pair"], map(fmt.shorten_kernel, comparison.groups["full_name_after"]), strict=True)
+        chosen = chosen.filter(_METRIC_CHANGE.fill_null(1.0) >= _LEAST_CHANGE, pl.col("before") != pl.col("after"))
+    order = {name: position for position, name in enumerate(metrics)}
+    rank = pl.col("metric").replace_strict(order, return_dtype=pl.Int64) if metrics else -_METRIC_CHANGE.fill_null(1.0)
+    kernels = comparison.groups.select("pair", _TIME_CHANGE.alias("time_change"), kernel="full_name_after")
+    chosen = chosen.join(kernels, on="pair", how="left", maintain_order="left").sort(
+        "time_change", "pair", rank, descending=[True, False, False], nulls_last=True, maintain_order=True
     )
-    order = {name: position for position, name in enumerate(metrics or KEY_METRICS)}
-    position = pl.col("metric").replace_strict(order, return_dtype=pl.Int64)
-    chosen = chosen.sort("pair", position)
-    with_kernel = chosen.with_columns(kernel=pl.col("pair").replace_strict(names, default=None, return_dtype=pl.String))
-    return with_texts(with_kernel, change=_change)
+    return with_texts(chosen, kernel=lambda row: fmt.shorten_kernel(row["kernel"]), change=_change)
+
+
+#: Size of the change of a metric, as a share: of percentages, the difference; null where it was 0 before.
+_METRIC_CHANGE: Final = pl.coalesce(pl.col("points").abs() / 100, (pl.col("ratio") - 1).abs())
 
 
 def _change(row: Mapping[str, Any]) -> str:

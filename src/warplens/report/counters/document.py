@@ -17,14 +17,20 @@ from warplens.profile.counters import RULES
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters import hardware
-from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_data, coverage_blocks, joined_data
+from warplens.report.counters.beside import (
+    SIDE_BY_SIDE,
+    changes_sentence,
+    comparison_data,
+    coverage_blocks,
+    joined_data,
+)
 from warplens.report.counters.numbers import (
     BOUND,
     FAULT_TITLES,
-    REMEDIES,
     CounterNumbers,
     compared_with_first,
     evidence_text,
+    remedy_for,
     shown_columns,
     with_names,
 )
@@ -205,11 +211,11 @@ def _titled_faults(numbers: CounterNumbers) -> pl.DataFrame:
     rows = with_names(numbers, numbers.faults)
     total = numbers.summary["total_ns"].sum()
     cost = pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64)
-    titled = with_texts(rows, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
-        total_gain_share=cost,
-        fault=pl.col("fault").replace(FAULT_TITLES),
-        remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
-    )
+    titled = with_texts(
+        rows,
+        evidence=lambda row: evidence_text(row["evidence"]),
+        remedy=lambda row: remedy_for(row["fault"], row["full_name"]),
+    ).with_columns(total_gain_share=cost, fault=pl.col("fault").replace(FAULT_TITLES))
     return titled.sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
 
 
@@ -357,7 +363,7 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
         name = fmt.shorten_kernel(first["full_name"])
         if (share := first["total_gain_share"]) is not None:
             gain, gain_range = f"≤ {fmt.share(share)}", f"{first['fault']}, in {name}"
-        do, brings, code = fmt.sentence(first["remedy"]), f"{name}: {first['evidence']}", ""
+        do, brings, code = fmt.sentence(first["remedy"]), f"In {name}: {first['evidence']}", ""
     total = fmt.duration(float(numbers.summary["total_ns"].sum()))
     segments = tuple(
         Segment(title, share * float(numbers.summary["total_ns"].sum()), share, fill) for title, share, fill in shares
@@ -394,18 +400,9 @@ def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
     if not in_common:
         return "These reports have no kernel in common; each has a part of its own below."
     best = max(in_common, key=lambda comparison: comparison.groups.height)
-    ratios = best.groups.drop_nulls("time_ratio")
     sources = f"{fmt.printable(best.after)} and {fmt.printable(best.before)}"
-    text = f"{sources} have {fmt.plural(best.groups.height, 'kernel')} in common."
-    if ratios.is_empty():
-        return text
-    before, after = (float((ratios[f"duration_ns_{side}"]).sum()) for side in ("before", "after"))
-    changed = int(best.groups["bound_changed"].sum())
-    changed_bounds = f"the bound of {fmt.plural(changed, 'kernel')}" if changed else "no bound"
-    return (
-        f"{text} A launch of each takes {fmt.duration(after)} in all, {fmt.duration(before)} before "
-        f"(ratio {fmt.number(after / before)}); {changed_bounds} changed."
-    )
+    common = fmt.plural(best.groups.height, "kernel")
+    return f"{sources} have {common} in common. {changes_sentence(best)}."
 
 
 def counters_data(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -238,10 +238,12 @@ def why_no_chart(analysis: Roofline) -> str | None:
     """Why there is no roofline chart, and what to collect for one; None if there is one."""
     if not analysis.placed.is_empty():
         return None
+    if analysis.points.is_empty():
+        return "The report holds no profiled kernel."
     sections = (
         "--section SpeedOfLight_HierarchicalSingleRooflineChart --section SpeedOfLight_HierarchicalTensorRooflineChart"
     )
-    if analysis.points["precision"].is_null().all() and analysis.roofs.is_empty():
+    if not analysis.counted:
         return f"The report has no counters for a roofline. Collect them: {sections}"
     return f"No kernel did arithmetic that was counted, so that none has a place in a chart. To count all: {sections}"
 

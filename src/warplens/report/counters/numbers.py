@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
+from warplens.analysis.categories import classify
 from warplens.analysis.counters.annotations import ANNOTATIONS, annotated
 from warplens.analysis.counters.bounds import kernel_faults
 from warplens.analysis.counters.comparison import Comparison, compare_counters
@@ -18,6 +20,8 @@ from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
 from warplens.analysis.counters.roofline import Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
+from warplens.analysis.headroom.names import MARKS
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -301,6 +305,10 @@ def _why(row: Mapping[str, Any]) -> str:
             return f"{low}, with the time between the kernels of the {row['kind']}"
         return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
     if bound == "small":
+        if row["waves"] is None:
+            waves = next((item["value"] for item in row["evidence"] or () if item["name"] == "rule_waves"), None)
+            filled = "" if waves is None else f", {fmt.number(waves)} waves"
+            return f"Nsight Compute's own rule says that its grid is too small to fill the GPU{filled}"
         blocks = row["grid_blocks"]
         # Some reports round the number of waves to two decimals.
         part = f"{fmt.share(row['waves'])} of a wave" if row["waves"] else "less than 1 % of a wave"
@@ -382,7 +390,7 @@ FAULT_TITLES: Final = {
     "spills": "register spills",
 }
 
-REMEDIES: Final = {
+_REMEDIES: Final = {
     "small-grid": "Give it more blocks: split the work into smaller parts, batch more of it, or run it "
     "concurrently with other kernels.",
     "uncoalesced": "Let neighbouring threads access neighbouring addresses: structure of arrays, or a tile in "
@@ -395,6 +403,35 @@ REMEDIES: Final = {
     "tail": "Fit the grid to whole waves, use smaller blocks, or use a persistent kernel.",
     "spills": "Use fewer live values per thread, less unrolling, or a looser register limit (launch bounds).",
 }
+
+
+#: Libraries of kernels that users can change: none, or a compiler's.
+_CHANGEABLE: Final = (None, "triton")
+
+#: Remedies for kernels of libraries: users choose sizes, layouts and operators, not the code.
+_LIBRARY_REMEDIES: Final = {
+    "misaligned": "Align the operands of this library's kernel to 16 bytes: pad sizes and leading dimensions to a "
+    "multiple of 8 (of 16-bit numbers). For attention, use scaled_dot_product_attention instead of separate products.",
+    "small-grid": "Give this library's kernel more work: batch more of it into one call, or run it concurrently with "
+    "other kernels.",
+    "products": "The code is a library's: sizes and leading dimensions of whole 16 bytes, contiguous operands or "
+    "another number format make it choose another kernel. For attention, use scaled_dot_product_attention.",
+    "others": "The code is a library's: give it contiguous operands with rows of whole 16 bytes, fuse the operation "
+    "with its neighbours (torch.compile; for attention, scaled_dot_product_attention), or replace the kernel.",
+}
+
+
+def remedy_for(fault: str, full_name: str) -> str:
+    """What to do about a fault of a kernel; for a library's, what its users can."""
+    kernel = classify(full_name)
+    if kernel.library in _CHANGEABLE:
+        return _REMEDIES[fault]
+    if fault == "small-grid":
+        return _LIBRARY_REMEDIES[fault]
+    if kernel.category not in PRODUCTS:
+        return _LIBRARY_REMEDIES["others"]
+    misaligned = fault == "uncoalesced" and re.search(MARKS["misaligned"], full_name)
+    return _LIBRARY_REMEDIES["misaligned" if misaligned else "products"]
 
 
 def _worded(words: str, kind: Kind, one: str = "") -> Callable[[float], str]:
@@ -412,6 +449,7 @@ _EVIDENCE: Final[dict[str, Callable[[float], str]]] = {
     "compute_share": _worded("compute {} of peak", "share"),
     "memory_share": _worded("memory {} of peak", "share"),
     "waves": _waves,
+    "rule_waves": _worded("{} waves by Nsight Compute's own rule", "number"),
     "theoretical_share": _worded("theoretical occupancy {}", "share"),
     "achieved_share": _worded("achieved occupancy {}", "share"),
     "next_share": _worded("{} after the next step", "share"),
