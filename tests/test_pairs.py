@@ -173,7 +173,7 @@ def test_weights_that_are_copied_to_the_host_one_by_one_are_a_set_and_no_values_
     findings = {each["id"]: each for each in diagnose([path]).to_dict()["findings"]}
     assert "host-sync" not in findings
     found = findings["blocking-copy"]
-    assert found["remedies"][0]["title"] == "Keep these tensors on the GPU, or copy them less often"
+    assert found["remedies"][0]["action"] == "Keep these tensors on the GPU, or copy them less often"
     assert found["expected"] == pytest.approx(1.35, rel=0.1)
 
 
