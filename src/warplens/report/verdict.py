@@ -258,7 +258,7 @@ _EVIDENCE_WORDS: Final = {
     "unprofiled_host": "host busy issuing work without profiler (estimate)",
     "used_rows": "table rows used",
     "known_work": "work known for",
-    "waited": "waiting of other ranks",
+    "waited": "exposed waiting of other ranks",
 }
 
 
