@@ -67,6 +67,12 @@ def test_a_window_without_steps_and_one_step_are_named_as_such():
     assert "headroom of the only step, " in parts_table(replace(norms(), steps=1)).caption
 
 
+def test_the_table_of_kernels_says_that_its_times_are_of_all_steps_together():
+    captions = [groups_table(replace(norms(), steps=steps)).caption for steps in (0, 1, 12)]
+    assert ["together" in caption for caption in captions] == [False, False, True]
+    assert "kernels of 12 steps together, " in captions[-1]
+
+
 def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes():
     said = list(facts(found("lm_decode_one_token__baseline.json.xz")[0]))
     assert any("of weights per step: at least" in sentence for sentence in said)
