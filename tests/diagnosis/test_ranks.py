@@ -76,6 +76,17 @@ def test_a_rank_whose_first_step_begins_just_before_the_window_has_as_many_steps
     assert [len(rank.window.steps) for rank in rank_windows(timeline, later)] == [4, 4]
 
 
+@pytest.mark.parametrize(("collectives", "residual_ns"), [(1, None), (4, 0)])
+def test_one_collective_aligns_clocks_but_tells_nothing_of_their_agreement(
+    collectives: int, residual_ns: int | None
+) -> None:
+    fleet = Fleet(2).run(lambda fleet: training(fleet, buckets=collectives), steps=1)
+    alignment = run_of_files(fleet.files()).result.alignment
+    assert alignment.residual_median_ns == alignment.residual_max_ns == residual_ns
+    assert alignment.ranks["residual_median_ns"].to_list() == [residual_ns, residual_ns]
+    assert alignment.warning is None or "1 collective that ranks share" in alignment.warning
+
+
 def test_ranks_that_keep_pace_have_no_straggler() -> None:
     fleet = Fleet(4).run(training)
     assert found_across(Straggler(), fleet) is None

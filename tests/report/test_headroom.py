@@ -111,7 +111,7 @@ def test_rows_of_kernels_that_share_a_short_name_are_told_apart():
     blank = {column.name: None for column in GROUPS.columns}
     rows = [{**blank, "name": "Kernel2", "full_name": kernel, "calls": 1.0} for kernel in full]
     rows.append({**blank, "name": "aten::mm", "full_name": full[0], "calls": 1.0})
-    found = SimpleNamespace(device=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
+    found = SimpleNamespace(device=0, steps=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
     names = groups_table(found).rows["name"].to_list()
     assert "256x128" in names[0]
     assert "128x256" in names[1]

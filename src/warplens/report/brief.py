@@ -199,7 +199,10 @@ def _ranks_behind(result: RanksResult) -> str:
     kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
     ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(world_size)}" if world_size is not None else "")
     text = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives matched across ranks"
-    return text if residual_ns is None else f"{text}; clocks agree to {fmt.duration(residual_ns)} (median)"
+    if residual_ns is None:
+        aligned = int(result.alignment.ranks["collectives"].sum()) > 0
+        return f"{text}; whether their clocks agree cannot be checked" if aligned else text
+    return f"{text}; clocks agree to {fmt.duration(residual_ns)} (median)"
 
 
 def _limiting(notes: Iterable[Note]) -> list[Note]:
