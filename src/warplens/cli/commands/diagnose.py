@@ -93,7 +93,7 @@ def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
 
 def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
     """A finding, for a terminal and as Markdown; `steps` is the number of steps in the window."""
-    from warplens.report.markdown import escaped
+    from warplens.report.markdown import escaped, fenced
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
@@ -106,9 +106,7 @@ def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
     for remedy in finding.remedies:
         text.append(f"   do: {one_line(remedy.action)} [{one_line(brings(remedy))}]")
         text += [f"       {one_line(line)}" for line in ways(remedy.how)]
-        markdown.append(
-            f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))}): {escaped('; '.join(ways(remedy.how)))}"
-        )
+        markdown += [f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))})", fenced(remedy.how, "     ")]
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")
     return "\n".join(text), "\n".join(markdown)
