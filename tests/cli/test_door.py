@@ -182,6 +182,10 @@ def test_the_next_commands_repeat_the_options_of_the_answer(warplens, name, give
     assert f"warplens compare {profile} AFTER {given}" in commands
 
 
+def test_diagnose_gives_the_gpu_to_every_rank(warplens):
+    assert "--gpu 'Foo': no such GPU is known" in warplens("diagnose", *RANKS, "--gpu", "Foo").err
+
+
 def test_a_path_that_begins_with_a_dash_may_follow_two(warplens, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copyfile(capture("deit224_bs1_baseline"), "-p.sqlite.xz")
