@@ -76,7 +76,8 @@ def test_the_same_run_under_nsys_names_the_same_straggler(warplens):
 def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name, verdict, between):
     from warplens import diagnose
 
-    found = diagnose([PLANTED.parent / name.format(rank) for rank in (0, 1)]).to_dict()
+    answer = diagnose([PLANTED.parent / name.format(rank) for rank in (0, 1)])
+    found = answer.to_dict()
     findings = {each["id"]: each for each in found["findings"]}
     assert found["verdict"] == verdict
     assert between in findings
@@ -85,5 +86,8 @@ def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name, verdi
     of_ranks = [each for rank in found["ranks"] for each in rank["findings"] if each["id"] == alike]
     assert len(of_ranks) == len(found["ranks"])
     assert findings[alike]["expected"] == min(each["expected"] for each in of_ranks)
+    # A cause that the verdict is part of may bring more than it.
+    also = next(line.text for line in answer.lines if line.label == "also")
+    assert ("launches of the small collectives included" in also) is (verdict == "unbucketed-communication")
     # The waiting for each other is told once.
     assert "exposed-communication" not in findings

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -128,8 +129,9 @@ def diagnose_ranks(
     *,
     workers: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    gpu: str | None = None,
 ) -> DiagnosedRun:
-    """Diagnose each profile, and their run. Arguments as for `analyse_ranks`.
+    """Diagnose each profile, and their run. Arguments as for `analyse_ranks`, and `gpu` as for `readers.read`.
 
     Raises:
         NotOneRunError: the profiles are not recognisable as the ranks of one run.
@@ -138,7 +140,7 @@ def diagnose_ranks(
     not_one_run = NotOneRunError([path.name for path in paths])
     if not _may_be_a_rank(paths[0]):
         raise not_one_run  # before many others are read
-    files = _without_merged(summarize_locally(paths, window, workers, progress, diagnose_file))
+    files = _without_merged(summarize_locally(paths, window, workers, progress, partial(diagnose_file, gpu=gpu)))
     sources, problems = _used(files)
     progress("putting the ranks together")
     diagnosis = run_diagnosis([file.diagnosed for file in files])
@@ -254,11 +256,11 @@ def summarize_file(path: str, window: str = "steady") -> FileSummary:
     return _unless_bad(path, reduced)
 
 
-def diagnose_file(path: str, window: str = "steady") -> FileSummary:
+def diagnose_file(path: str, window: str = "steady", gpu: str | None = None) -> FileSummary:
     """Read one profile and diagnose each of its ranks. Errors are returned as `problem`."""
 
     def reduced(source: str) -> FileSummary:
-        trace = read(path)
+        trace = read(path, gpu=gpu)
         return FileSummary(source, diagnosed=diagnosed(Timeline(trace), window), merged=_is_merged(trace))
 
     return _unless_bad(path, reduced)

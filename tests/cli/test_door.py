@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
+import shlex
 import shutil
 import webbrowser
 from pathlib import Path
@@ -183,6 +184,26 @@ def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):
     assert "tiny_grid: 4 blocks, 132 multiprocessors" in run.out
     page = (tmp_path / "out" / "counters.html").read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
     assert run.out.splitlines()[1].removeprefix("verdict").strip() in page
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "only_measured"),
+    [
+        ("small_kernels_graph__baseline", "--gpu MI300X --window all --range step", ""),
+        ("tiny_elementwise__baseline", "--gpu 'H100 PCIe'", " --step-time 3ms"),
+    ],
+)
+def test_the_next_commands_repeat_the_options_of_the_answer(warplens, name, given, only_measured):
+    profile = str(files("planted", f"{name}.json.xz")[0])
+    run = warplens(profile, *shlex.split(given + only_measured))
+
+    commands = [line[12:].split("  #")[0].strip() for line in run.out.splitlines() if "  # " in line]
+    assert f"warplens diagnose {profile} {given}{only_measured}" in commands
+    assert f"warplens compare {profile} AFTER {given}" in commands
+
+
+def test_diagnose_gives_the_gpu_to_every_rank(warplens):
+    assert "--gpu 'Foo': no such GPU is known" in warplens("diagnose", *RANKS, "--gpu", "Foo").err
 
 
 def test_a_path_that_begins_with_a_dash_may_follow_two(warplens, tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ REFUSED = {
     "demo:token_reduction": "holds measurements",
     "demo:deit224_bs1_baseline --window 100s:200s": "lies outside the recorded time, which is 0.0",
     "diagnose small.sqlite --range nowhere": "'nowhere'",
+    "kernels demo:deit224_bs1_baseline --range zzz": "there is no range 'zzz'; the profile has 'attention'",
+    "diagnose small.sqlite --gpu Foo": "RTX 5090 to 5070, RTX 4090 to 4060, RTX 3090 to 3060, RTX 2080 to 2070, TITAN",
     "memory small.sqlite --range forward_pass": "memory in use belongs to no range",
     "diagnose small.sqlite --counters none.ncu-rep": "none.ncu-rep",
     f"diagnose {_PAIR}": "not the ranks of one run",

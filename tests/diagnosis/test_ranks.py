@@ -10,6 +10,8 @@ import pytest
 from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across, run_of_files
 from tests.diagnosis.machine import ADD, BF16_GEMM
 from tests.diagnosis.programs import judged
+from warplens.analysis.ranks.summary import rank_windows
+from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Finding
 from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.rules.communication import UnbucketedCommunication
@@ -62,9 +64,27 @@ def test_a_late_rank_in_one_file_is_the_verdict() -> None:
     found = judged(Fleet(2).run(lambda fleet: training(fleet, 1, "more")).one_file())
     assert found.verdict == "straggler"
     # 200 of 800 µs a bucket, of one GPU of two.
-    assert "for 12." in found.headline
+    assert "of the time of all GPUs, 12." in found.headline
     communication = found.finding("exposed-communication")
     assert communication.evidence["exposed_ns"] < 0.25 * found.coverage.wall_ns
+
+
+def test_a_rank_whose_first_step_begins_just_before_the_window_has_as_many_steps_as_the_others() -> None:
+    timeline = Timeline(Fleet(2).run(training, steps=4).one_file())
+    window = timeline.window()
+    later = replace(window, start_ns=window.start_ns + 100 * US, steps=window.steps[1:])
+    assert [len(rank.window.steps) for rank in rank_windows(timeline, later)] == [4, 4]
+
+
+@pytest.mark.parametrize(("collectives", "residual_ns"), [(1, None), (4, 0)])
+def test_one_collective_aligns_clocks_but_tells_nothing_of_their_agreement(
+    collectives: int, residual_ns: int | None
+) -> None:
+    fleet = Fleet(2).run(lambda fleet: training(fleet, buckets=collectives), steps=1)
+    alignment = run_of_files(fleet.files()).result.alignment
+    assert alignment.residual_median_ns == alignment.residual_max_ns == residual_ns
+    assert alignment.ranks["residual_median_ns"].to_list() == [residual_ns, residual_ns]
+    assert alignment.warning is None or "1 collective that ranks share" in alignment.warning
 
 
 def test_ranks_that_keep_pace_have_no_straggler() -> None:

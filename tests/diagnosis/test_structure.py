@@ -424,6 +424,21 @@ def test_the_forward_sequence_inside_the_backward_pass_is_run_again() -> None:
     assert found.findings[0].evidence["of_forward_share"] == pytest.approx(1)
 
 
+def test_work_that_is_run_again_is_where_it_runs_and_not_where_its_launches_delay_others() -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            layers(machine)
+        with machine.range("backward"):
+            layers(machine)
+            for _ in range(12):
+                machine.launch(70 * US, BF16_GEMM.replace("TNN", "NTT"))
+                machine.launch(30 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    found = verdict(step, Machine(python_ns=60 * US)).finding("recomputation")
+    assert found is not None
+    assert [(place.range, place.kind, place.share) for place in found.places] == [("backward", "kernels", 1)]
+
+
 @pytest.mark.parametrize("norm", [BATCH_NORM, BATCH_NORM.replace("collect_statistics", "backward_reduce")])
 def test_a_checkpoint_that_ends_before_its_product_is_run_again(norm: str) -> None:
     """What its product reads is needed in the backward pass, its result is not. Other norms are backward work."""

@@ -865,7 +865,7 @@ def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_ho
     assert found.findings[0].evidence["dependency_share"] == pytest.approx(99 * 30 / 7000)
 
 
-def test_idle_time_whose_reason_is_only_named_is_not_said_to_have_a_known_cause() -> None:
+def test_idle_time_whose_reason_is_only_named_is_not_said_to_be_explained() -> None:
     found = _two_streams_in_turn()
     coverage = found.coverage
     assert coverage.idle_attributed_share == 1
@@ -873,7 +873,7 @@ def test_idle_time_whose_reason_is_only_named_is_not_said_to_have_a_known_cause(
     unexplained = found.findings[0].evidence["unexplained_idle_ns"]
     assert coverage.idle_explained_share == pytest.approx(1 - unexplained / coverage.idle_ns)
     told = next(coverage_lines(found))
-    assert f"the cause is known for {100 * coverage.idle_explained_share:.1f} % of the idle time" in told
+    assert f"{100 * coverage.idle_explained_share:.1f} % of the idle time is explained" in told
 
 
 # ── the profiler's own cost ──────────────────────────────────────────────────────────────────────────────────────────

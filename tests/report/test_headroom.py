@@ -67,6 +67,12 @@ def test_a_window_without_steps_and_one_step_are_named_as_such():
     assert "headroom of the only step, " in parts_table(replace(norms(), steps=1)).caption
 
 
+def test_the_table_of_kernels_says_that_its_times_are_of_all_steps_together():
+    captions = [groups_table(replace(norms(), steps=steps)).caption for steps in (0, 1, 12)]
+    assert ["together" in caption for caption in captions] == [False, False, True]
+    assert "kernels of 12 steps together, " in captions[-1]
+
+
 def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes():
     said = list(facts(found("lm_decode_one_token__baseline.json.xz")[0]))
     assert any("of weights per step: at least" in sentence for sentence in said)
@@ -105,7 +111,7 @@ def test_rows_of_kernels_that_share_a_short_name_are_told_apart():
     blank = {column.name: None for column in GROUPS.columns}
     rows = [{**blank, "name": "Kernel2", "full_name": kernel, "calls": 1.0} for kernel in full]
     rows.append({**blank, "name": "aten::mm", "full_name": full[0], "calls": 1.0})
-    found = SimpleNamespace(device=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
+    found = SimpleNamespace(device=0, steps=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
     names = groups_table(found).rows["name"].to_list()
     assert "256x128" in names[0]
     assert "128x256" in names[1]

@@ -15,8 +15,8 @@ from warplens.errors import SchemaError
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report.brief import Line
-from warplens.report.document import Table
-from warplens.report.markdown import escaped, markdown_table, render_markdown
+from warplens.report.document import Document, Paragraph, Section, Table
+from warplens.report.markdown import escaped, fenced, markdown_table, render_markdown
 from warplens.report.terminal import brief_text, print_table, wrapped
 
 
@@ -94,6 +94,17 @@ def test_code_keeps_its_lines_in_a_cell_of_markdown():
     rows = pl.DataFrame({"how": ["if a | b:\n    run()"]})
     cell = markdown_table(Table("code", "Code", (Column("how", kind="code"),), rows)).splitlines()[-1]
     assert cell == "| <code>if a &#124; b:</code><br><code>&nbsp; &nbsp; run()</code> |"
+
+
+def test_the_code_of_a_remedy_is_a_block_to_copy_that_nothing_in_it_can_end():
+    assert fenced("if a:\n    run()", "  ") == "  ```\n  if a:\n      run()\n  ```"
+    assert fenced("a\n```\n# b").splitlines() == ["````", "a", "```", "# b", "````"]
+
+
+def test_a_section_named_as_the_one_around_it_has_no_heading_of_its_own():
+    inner = (Section("a", "Timeline", (Paragraph("One."),)), Section("b", "Steps", (Paragraph("Two."),)))
+    page = render_markdown(Document("Title", "Lead.", (Section("t", "Timeline", (), inner),)))
+    assert re.findall(r"^#.*$", page, re.MULTILINE) == ["# Title", "## Timeline", "### Steps"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

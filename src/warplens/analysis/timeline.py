@@ -39,6 +39,9 @@ _LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "infer
 #: calls.
 _LOOKUP_SPARSITY = 16
 
+#: Ranges that an error about an unknown one names.
+_NAMED_RANGES: Final = 3
+
 #: Columns that identify a kind of launch.
 _LAUNCH: Final = ("name", "full_name", "blocks", "threads")
 
@@ -255,9 +258,15 @@ class Timeline:
             raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges")
         from difflib import get_close_matches
 
+        ranges = self.trace.ranges
         listed = sorted(set(map(plain_range_name, categories)))
-        close = get_close_matches(name, listed, n=3, cutoff=0.4) or listed[:3]
-        raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
+        if close := get_close_matches(name, listed, n=_NAMED_RANGES):
+            raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
+        annotated = ranges.filter(~is_operator(ranges))["name"].unique().cast(pl.String)
+        listed = sorted(set(map(plain_range_name, annotated))) or listed
+        more = ", …" if len(listed) > _NAMED_RANGES else ""
+        shown = ", ".join(map(repr, listed[:_NAMED_RANGES]))
+        raise UsageError(f"there is no range {name!r}; the profile has {shown}{more}")
 
     def in_range(self, name: str) -> Bools:
         """For each row of `work`, whether it was launched inside a range of this name, at any depth."""

@@ -77,7 +77,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         own = example.findings[0]
         of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
     if between and (
-        not _costs(own) or own.id in reported or _makes(between[0], own) or _order(between[0]) < _order(own)
+        not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
         first, *rest = between
         headline, example = f"{first.title}; {gain_text(first)} {first.gained}.", None
@@ -157,7 +157,7 @@ def _as_certain(finding: Finding, run: Run) -> Finding:
     return replace(finding, confidence=CONFIDENCES[level])
 
 
-def _makes(between: Finding, own: Finding) -> bool:
+def makes(between: Finding, own: Finding) -> bool:
     """Whether a cost between ranks explains the limit of each rank.
 
     Each small collective, and work between two of them, is a launch of the host. A rank that is late because its host

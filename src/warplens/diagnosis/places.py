@@ -24,6 +24,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.copies import HOST_COPIES
+from warplens.diagnosis.structure import StructureRule
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Int64s, rows_named
 
@@ -50,8 +51,12 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
     if by == "work":
         spent = claims.pieces(id_).plus(_of_next_work(facts, claims.pauses(id_))).whole()
         spent = spent if spent.any() or (sought := rule(id_).sought(facts)) is None else sought
-        rows = np.flatnonzero(spent > 0)
         kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
+        own = claims.pieces(id_).whole() > 0
+        if isinstance(rule(id_), StructureRule) and spent[~own].any():
+            # A host that need not issue this work is in time for other work as well, which is not where the cause is.
+            spent, kind = np.where(own, spent, 0), "kernels"
+        rows = np.flatnonzero(spent > 0)
         return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows])
     gaps = claims.of_gaps(id_).to_numpy()
     if by == "pauses":

@@ -7,8 +7,9 @@ rarely states them; where it states the bandwidth, that value is used.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final
 
 from warplens.errors import UsageError
@@ -296,6 +297,18 @@ def _listed(name: str) -> Peaks | None:
     return next((peaks for names, peaks in _CHIPS if re.search(names, name, re.IGNORECASE)), None)
 
 
+#: A GeForce card, whose number begins with that of its generation.
+_CARD: Final = re.compile(r"RTX (?P<generation>\d)\d{3}(?: Ti| SUPER| D)*")
+
+
+def _known() -> Iterator[str]:
+    """The names of known GPUs, in few words: of GeForce cards of a generation, the first and the last number."""
+    names = dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", re.sub(r"\[(\d)\d+\]", r"\1", names)) for names, _ in _CHIPS)
+    for _, group in groupby(names, lambda name: card["generation"] if (card := _CARD.fullmatch(name)) else name):
+        first, *others = group
+        yield f"{' '.join(first.split()[:2])} to {others[-1].split()[1]}" if others else first
+
+
 def with_gpu(trace: Trace, name: str) -> Trace:
     """The trace with this name for GPUs that the profile does not name, or whose data sheet is not known.
 
@@ -311,10 +324,7 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     """
     chip = _listed(name)
     if chip is None:
-        known = ", ".join(
-            dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", re.sub(r"\[(\d)\d+\]", r"\1", names)) for names, _ in _CHIPS)
-        )
-        raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {known}")
+        raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {', '.join(_known())}")
     maker = chip.source.split()[0]
     full_name = (
         name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"

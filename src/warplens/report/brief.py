@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import polars as pl
 
+from warplens.diagnosis.across import makes
 from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
@@ -103,7 +104,11 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
         yield from _together(diagnosis, verdict)
     elif more := [finding for finding in diagnosis.findings[1:] if finding.gain]:
         # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
-        also = (f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}" for finding in more)
+        also = (
+            f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}"
+            + (", launches of the small collectives included" if makes(verdict, finding) else "")
+            for finding in more
+        )
         yield Line("also", " · ".join(also))
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(diagnosis)}.")
     yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
@@ -199,7 +204,10 @@ def _ranks_behind(result: RanksResult) -> str:
     kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
     ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(world_size)}" if world_size is not None else "")
     text = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives matched across ranks"
-    return text if residual_ns is None else f"{text}; clocks agree to {fmt.duration(residual_ns)} (median)"
+    if residual_ns is None:
+        aligned = int(result.alignment.ranks["collectives"].sum()) > 0
+        return f"{text}; whether their clocks agree cannot be checked" if aligned else text
+    return f"{text}; clocks agree to {fmt.duration(residual_ns)} (median)"
 
 
 def _limiting(notes: Iterable[Note]) -> list[Note]:

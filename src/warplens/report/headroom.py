@@ -175,7 +175,8 @@ def groups_table(headroom: Headroom) -> Table:
         return labels[kernel] if kernel and name and "::" not in name and name in kernel else name
 
     rows = with_texts(rows, name=distinct_name)
-    caption = f"GPU {headroom.device}: operators and kernels, largest excess over their limit first"
+    together = f" of {fmt.number(headroom.steps)} steps together" if headroom.steps > 1 else ""
+    caption = f"GPU {headroom.device}: operators and kernels{together}, largest excess over their limit first"
     return Table(f"headroom-groups-{headroom.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
 
 

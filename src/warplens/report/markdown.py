@@ -61,7 +61,7 @@ def _answer(answer: Answer) -> Iterator[str]:
     yield f"**{escaped(answer.verdict)}**"
     lines = {
         answer.headings[0]: "; ".join(part for part in (f"{answer.gain}{answer.unit}", answer.gain_range) if part),
-        answer.headings[1]: ": ".join(part for part in (answer.do, answer.code.replace("\n", "; ")) if part),
+        answer.headings[1]: answer.do,
         "In short": answer.brings,
         "How sure": answer.sure,
         "To refute it": answer.refute,
@@ -70,7 +70,16 @@ def _answer(answer: Answer) -> Iterator[str]:
             for strip in answer.strips
         },
     }
-    yield "\n".join(f"- {escaped(label)}: {escaped(text)}" for label, text in lines.items() if text)
+    code = {answer.headings[1]: f"\n{fenced(answer.code, '  ')}"} if answer.code else {}
+    yield "\n".join(
+        f"- {escaped(label)}: {escaped(text)}{code.get(label, '')}" for label, text in lines.items() if text
+    )
+
+
+def fenced(code: str, indent: str = "") -> str:
+    """Code as a block to copy, with the indentation of the list item that it belongs to."""
+    fence = "`" * max([3, *(1 + len(ticks) for ticks in re.findall("`+", code))])
+    return "\n".join(f"{indent}{line}" for line in (fence, *map(fmt.printable, code.split("\n")), fence))
 
 
 def markdown_table(table: Table) -> str:
@@ -106,12 +115,14 @@ def escaped(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", html.escape(fmt.printable(text), quote=False))
 
 
-def _section(section: Section, level: int, image: ImageAddress) -> Iterator[str]:
-    yield f"{'#' * level} {escaped(section.title)}"
+def _section(section: Section, level: int, image: ImageAddress, *, titled: bool = True) -> Iterator[str]:
+    if titled:
+        yield f"{'#' * level} {escaped(section.title)}"
     for block in section.blocks:
         yield _block(block, image)
-    for inner in section.subsections:
-        yield from _section(inner, level + 1, image)
+    for number, inner in enumerate(section.subsections):
+        repeats = number == 0 and not section.blocks and inner.title == section.title
+        yield from _section(inner, level if repeats else level + 1, image, titled=not repeats)
 
 
 def _block(block: Block, image: ImageAddress) -> str:

@@ -61,7 +61,8 @@ def by_itself_table(run: RunDiagnosis) -> Table:
                 "remedy": finding.remedies[0].action if finding.remedies else None,
             }
         )
-    return Table("by-itself", "Each rank separately", _BY_ITSELF, frame_of(_BY_ITSELF, rows), limit=None)
+    caption = "Each rank separately, without what ranks cost each other"
+    return Table("by-itself", caption, _BY_ITSELF, frame_of(_BY_ITSELF, rows), limit=None)
 
 
 def run_frame(run: RunDiagnosis) -> pl.DataFrame:

@@ -258,7 +258,7 @@ _EVIDENCE_WORDS: Final = {
     "unprofiled_host": "host busy issuing work without profiler (estimate)",
     "used_rows": "table rows used",
     "known_work": "work known for",
-    "waited": "waiting of other ranks",
+    "waited": "exposed waiting of other ranks",
 }
 
 
@@ -351,7 +351,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if coverage.claimed_ns:
             line += f"; findings explain {fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
         if coverage.idle_explained_share is not None and not lacks_records(diagnosis):
-            line += f"; the cause is known for {fmt.share(coverage.idle_explained_share)} of the idle time"
+            line += f"; {fmt.share(coverage.idle_explained_share)} of the idle time is explained"
         if coverage.counters_share:
             line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
         yield line

@@ -50,7 +50,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     rows = []
     for change in what_if.changes:
         together = " + ".join(actions[id_] for id_ in change.findings)
-        cells = (together, factor(change.expected), _range(change), fmt.duration(change.step_ns))
+        cells = (together, factor(change.expected), fmt.duration(change.step_ns), _range(change))
         rows.append(ViewRow(_name(change), cells))
     yield View(
         id="what-if-view",
@@ -59,7 +59,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         alt=f"{_now(what_if, unit)} Each row of the table is one choice; with scripts enabled, check boxes show "
         "the rest.",
         data=panel(diagnosis, what_if, numbers.capture.source, unit),
-        heading=("With", "As fast", "90 % interval", f"{fmt.capitalised(unit)} after"),
+        heading=("With", "As fast", f"{fmt.capitalised(unit)} after", "its 90 % interval"),
         rows=tuple(rows),
     )
     yield quiet(

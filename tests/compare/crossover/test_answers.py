@@ -164,9 +164,10 @@ def test_points_without_both_sides_are_left_out_with_a_doubt():
     assert answer.doubts == ("batch 1: variant missing", "batch 16: baseline out-of-memory")
 
 
-def test_one_point_is_a_line_without_a_crossing():
+def test_one_point_is_no_range_and_undecided():
     (answer,) = crossovers(of_ratios([0.8], batches=[4]), "batch")
-    assert (answer.answer, answer.crossings) == ("always", ())
+    assert (answer.answer, answer.crossings) == ("undecided", ())
+    assert answer.reason == "only one value has both sides, batch 4"
     (nothing,) = crossovers(replace(of_ratios([0.8], batches=[4]), points=(Point({"batch": 4}, None, None),)), "batch")
     assert (nothing.answer, nothing.reason) == ("undecided", "no point has both sides")
 

@@ -151,6 +151,13 @@ def test_a_choice_that_could_not_run_is_counted_apart():
     assert (found.cells, found.not_run, found.worst) == (2, 1, 0.0)
 
 
+def test_points_with_one_side_are_no_choices():
+    policy = fit_policy(sweep(grid(batch=(1, 2, 4, 8)), lambda at: (2e6, None if at["batch"] > 2 else 3e6)))
+    assert policy.regret["measured"].cells == 2
+    assert (policy.regret["held-out"].cells, policy.regret["edge"].cells) == (1, 1)
+    assert len(regrets_on(policy, sweep(grid(batch=(1, 8)), lambda at: (2e6, None if at["batch"] > 2 else 3e6)))) == 1
+
+
 def test_measurements_of_other_sides_are_refused():
     policy = fit_policy(sweep(grid(batch=(1, 2, 4)), lambda at: (2e6, 1e6)))
     with pytest.raises(UsageError, match="no side of the policy has method=tome"):

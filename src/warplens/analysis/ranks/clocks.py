@@ -191,7 +191,7 @@ class Alignment:
     aligned: Bools  #: for each rank whether it is on the common clock; shape (ranks,)
     method: str  #: the method, one sentence for people
     #: residual_median_ns, residual_max_ns: of the absolute differences between the ends of each collective and their
-    #: median; None where no collective ends together on two ranks
+    #: median; None where no collective ends together on two ranks but the one that aligned their clocks
     residual_median_ns: float | None
     residual_max_ns: float | None
     warning: str | None  #: why the common clock is unreliable; None where it is reliable
@@ -242,6 +242,10 @@ def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClock
     residuals = np.abs(
         end[compared] - group_median(collective, end[compared], int(collective.max(initial=0)) + 1)[collective]
     )
+    # A clock that one collective aligned agrees with it by construction.
+    aligning = np.unique(np.stack([unit_of_event, instance[anchors]]), axis=1)[0]
+    told = np.bincount(aligning, minlength=int(base.unit.max(initial=0)) + 1)[base.unit[place[compared]]] != 1
+    compared, residuals = compared[told], residuals[told]
     no_event = np.iinfo(np.int64).max
     first = np.full(len(ranks), no_event)
     np.minimum.at(first, place, events["start_ns"].to_numpy() + base.shift[place])
@@ -288,8 +292,12 @@ def _method(base: BaseClocks, collectives: int, ranks: int) -> str:
     if len(set(base.unit.tolist())) == 1:
         return "all ranks share the clock of their one file; nothing was shifted"
     origin = "placed by the Unix time that each file records" if base.comparable else "no common Unix time is recorded"
-    refined = f"refined by the ends of {collectives} collectives" if collectives else "not refined by any collective"
+    refined = f"refined by the ends of {_counted(collectives)}" if collectives else "not refined by any collective"
     return f"{origin}; {refined}"
+
+
+def _counted(collectives: int) -> str:
+    return "1 collective" if collectives == 1 else f"{collectives} collectives"
 
 
 def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives: int, any_kind: bool) -> str | None:
@@ -308,7 +316,7 @@ def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives
         )
     if collectives < _FEW_COLLECTIVES:
         return (
-            f"The clocks rest on Unix time and {collectives} shared collectives: between hosts they may differ by "
-            "milliseconds, and waits shorter than that mean nothing."
+            f"The clocks rest on Unix time and {_counted(collectives)} that ranks share: between hosts they may "
+            "differ by milliseconds, and waits shorter than that mean nothing."
         )
     return None

@@ -95,9 +95,12 @@ def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[R
 
 
 def _with_own_steps(timeline: Timeline, window: Window) -> Window:
+    """The window with the steps of this rank that are mostly inside: it begins with a step of one of the ranks."""
     if timeline.window().steps == window.steps:
         return window
-    steps = (step for step in timeline.steps.steps if window.start_ns <= step.start_ns < window.end_ns)
+    steps = (
+        step for step in timeline.steps.steps if window.start_ns <= (step.start_ns + step.end_ns) // 2 < window.end_ns
+    )
     return replace(window, steps=tuple(steps))
 
 

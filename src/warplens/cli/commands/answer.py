@@ -14,11 +14,11 @@ from warplens.answers import diagnose_selection
 from warplens.answers.inputs import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_brief, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, shipped_profiles, write_reports
-from warplens.cli.edge import end_with, note, progress
+from warplens.cli.edge import State, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
 from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
-from warplens.readers import holds_measurements
+from warplens.readers import discover_both, holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
 from warplens.report import text as fmt
 from warplens.report.brief import Line, brief, brief_table, cautions, lines_of
@@ -84,9 +84,9 @@ def answer(
     if not profiles.timelines:
         _print_counters(reading, paths)
     elif len(profiles.timelines) == 1:
-        diagnosed = [_print_profile(reading)]
+        diagnosed = [_print_profile(reading, paths, step_time, _repeated(window, range_name, State.gpu))]
     elif run is not None:
-        _print_run(run, paths)
+        _print_run(run, paths, window)
     elif (
         len(profiles.timelines) == _SIDES
         and reading.cells is None
@@ -114,6 +114,12 @@ def typed(path: Path) -> str:
     return f"{PREFIX}{name}" if name is not None else fmt.shell_word(path)
 
 
+def _repeated(window: str, range_name: str | None = None, gpu: str | None = None) -> str:
+    """The options of this call that change the answer, for the commands to run next; empty without any."""
+    given = {"--gpu": gpu, "--window": window if window != "steady" else None, "--range": range_name}
+    return "".join(f" {name} {fmt.shell_word(value)}" for name, value in given.items() if value is not None)
+
+
 def are_ranks(timelines: Sequence[Timeline]) -> bool:
     """Whether the profiles may be ranks of one run: each has a rank, recorded or in its name, and all are distinct."""
     from warplens.analysis.ranks.across import rank_in_name
@@ -134,21 +140,26 @@ def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
         return None
 
 
-def _print_profile(reading: Reading) -> DiagnosisAnswer:
-    """Print the answer on one profile with its counters, and what to ask next."""
+def _print_profile(reading: Reading, paths: Sequence[Path], step_time: str | None, repeated: str) -> DiagnosisAnswer:
+    """Print the answer on one profile with its counters, and what to ask next, with the `repeated` options."""
     (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
     selection = selected(timeline, reading.window(timeline))
     with progress("diagnosing"):
         answer = diagnose_selection(selection, reading.counted)
     profile, coverage = typed(path), answer.diagnosis.coverage
-    commands = {f"warplens diagnose {profile}": "every finding, with its evidence and what would refute it"}
+    diagnose = f"warplens diagnose {profile}{repeated}"
+    if step_time is not None:
+        diagnose += f" --step-time {fmt.shell_word(step_time)}"
+    if reading.counted is not None:
+        diagnose += f" --counters {typed(discover_both(paths)[1][0])}"
+    commands = {diagnose: "every finding, with its evidence and what would refute it"}
     if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
-        commands[f"warplens compare {profile} AFTER"] = "after the change: did it work, and is that certain?"
+        commands[f"warplens compare {profile} AFTER{repeated}"] = "after the change: did it work, and is that certain?"
     is_busy, counters = coverage.busy_ns > coverage.idle_ns, timeline.trace.capture.recorder.counters
     if not reading.counters and is_busy and counters == "ncu" and answer.verdict != "blocking-copy":
         commands[f"warplens collect ncu --trace {profile} -- COMMAND"] = "what happens inside the kernels that matter"
     print_lines([" · ".join(head(selection))])
-    print_brief(brief(answer.diagnosis, commands=_explained(commands), path=profile))
+    print_brief(brief(answer.diagnosis, commands=_explained(commands), path=f"{profile}{repeated}"))
     return answer
 
 
@@ -202,15 +213,16 @@ def _compare(profiles: Profiles, paths: Sequence[Path], window: str, range_name:
     return comparison
 
 
-def _print_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
-    """Print the answer on the ranks of one run, and the verdict on each rank."""
+def _print_run(run: RunDiagnosis, paths: Sequence[Path], window: str) -> None:
+    """Print the answer on the ranks of one run, the verdict on each rank, and what to ask of the same window."""
     from warplens.report.ranks import facts
     from warplens.report.run import by_itself_table
 
     typed_paths = " ".join(map(typed, paths))
+    diagnose = f"warplens diagnose {typed_paths}{_repeated(window, gpu=State.gpu)}"
     commands = {
-        f"warplens diagnose {typed_paths}": "every finding, with its evidence and what would refute it",
-        f"warplens ranks {typed_paths}": "every rank, wait and collective",
+        diagnose: "every finding, with its evidence and what would refute it",
+        f"warplens ranks {typed_paths}{_repeated(window)}": "every rank, wait and collective",
     }
     ranks, window, *_ = facts(run.run.result)
     print_lines([f"{ranks} · {window}"])
@@ -263,7 +275,6 @@ def _for_programs(
 ) -> None:
     """Run the command with machine-readable output for these files: `diagnose`, `compare` or `counters`."""
     from warplens.cli.commands.diagnose import diagnose
-    from warplens.readers import discover_both
 
     traces, reports = discover_both(paths)
     if step_time is not None and len(traces) != 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from warplens.answers import diagnose_selection, run_answer
 from warplens.cli.answer import Part, answered, emit, head, select, with_measured_step
-from warplens.cli.edge import end_with, one_line, progress
+from warplens.cli.edge import State, end_with, one_line, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
@@ -73,7 +73,8 @@ def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
     from warplens.ranks import diagnose_ranks
 
     with progress(f"reading {fmt.plural(len(paths), 'profile')}") as tell:
-        run = diagnose_ranks(paths, window, workers=workers_that_fit(paths, None, REPORT), progress=tell)
+        workers = workers_that_fit(paths, None, REPORT)
+        run = diagnose_ranks(paths, window, workers=workers, progress=tell, gpu=State.gpu)
     diagnosed = run_answer(run.diagnosis, run.sources, run.problems)
     *head, closing = diagnosed.facts
     emit(answered(diagnosed, Part(head=head, entries=list(_entries(diagnosed)), closing=[closing]), None), form)
@@ -92,7 +93,7 @@ def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
 
 def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
     """A finding, for a terminal and as Markdown; `steps` is the number of steps in the window."""
-    from warplens.report.markdown import escaped
+    from warplens.report.markdown import escaped, fenced
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
@@ -105,9 +106,7 @@ def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
     for remedy in finding.remedies:
         text.append(f"   do: {one_line(remedy.action)} [{one_line(brings(remedy))}]")
         text += [f"       {one_line(line)}" for line in ways(remedy.how)]
-        markdown.append(
-            f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))}): {escaped('; '.join(ways(remedy.how)))}"
-        )
+        markdown += [f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))})", fenced(remedy.how, "     ")]
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")
     return "\n".join(text), "\n".join(markdown)

@@ -333,7 +333,7 @@ class Straggler(RanksRule):
         "ranks, three quarters), and the waiting of the others costs 2 %"
     )
     claimed = "the waiting in collectives that are more than half waiting for the last rank"
-    headline = "Limited by a late rank: for {share} of the time the GPUs of the others wait for it"
+    headline = "Limited by a late rank: of the time of all GPUs, {share} goes into waiting for it"
     evidence: ClassVar = {
         "collectives_per_step": "collectives that were found on several ranks",
         "last_share": "share of these in which this rank arrived last",

@@ -106,7 +106,7 @@ def _range(name: str, values: Sequence[Any], numeric: bool) -> str:
 def regret_sentence(regret: Regret, axes: Sequence[str]) -> str:
     """The cost of choices in a sentence."""
     if regret.worst is None or regret.mean is None:
-        return f"none of {fmt.plural(regret.cells, 'choice')} could run" if regret.cells else "nothing was measured"
+        return f"none of {fmt.plural(regret.cells, 'choice')} could run" if regret.cells else "no side to choose from"
     cells = fmt.plural(regret.cells - regret.not_run, "choice")
     text = f"the best side or its equal in all of {cells}"
     if regret.worst > 0:

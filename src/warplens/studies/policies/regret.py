@@ -225,9 +225,9 @@ class Regret:
 
 
 def regret_at(at: Place, times: Times, side: int, names: Sequence[str], reason: Reason) -> CellRegret | None:
-    """The cost of running a side at a point with these measured times; None if none was measured."""
+    """The cost of running a side at a point with these measured times; None if no other side was measured there."""
     known = {number: time for number, time in enumerate(times) if time is not None}
-    if not known:
+    if known.keys() <= {side}:
         return None
     best = min(known, key=lambda number: known[number])
     chosen_ns = known.get(side)

@@ -25,6 +25,7 @@ from warplens.studies.sweeps.payoff import PaysOff, pays_off
 from warplens.studies.sweeps.reading import matched
 from warplens.studies.sweeps.regimes import CellRegime, Regime, cell_key, regimes
 from warplens.studies.sweeps.sweep import SIDES, Cell, ComparedPoint, Sweep, compared_points, framed, only_of
+from warplens.studies.sweeps.words import settings_text
 
 AXES: Final = table(
     "sweep: axes",
@@ -315,6 +316,9 @@ def _notes(
     doubts = Counter(doubt for entry in points if entry.comparison for doubt in entry.comparison.doubts)
     for doubt, count in doubts.most_common(_MOST_DOUBTS):
         where = "" if count == len(points) else f" ({count} of {len(points)} points)"
+        if count == 1 < len(points):
+            holds = (entry.comparison is not None and doubt in entry.comparison.doubts for entry in points)
+            where = f" ({settings_text(points[[*holds].index(True)].point.settings)})"
         yield Note("comparison-doubt", NoteLevel.WARNING, f"{fmt.capitalised(doubt)}{where}.", None)
 
 

@@ -164,7 +164,8 @@ def _line(
         for value, sign in zip(values, signs, strict=True)
         if not sign and not any(low < value < high for low, high in inside)
     )
-    answer: Answer = "undecided" if unknown else "always" if signs[0] < 0 else "none-in-range"
+    is_known = len(measured) > 1 and not unknown  # one value is no range
+    answer: Answer = "undecided" if not is_known else "always" if signs[0] < 0 else "none-in-range"
     return PaysOff(
         evidence="measured",
         axis=axis,
@@ -229,8 +230,10 @@ def interval(least: Float64s, most: Float64s, level: float) -> tuple[float | Non
 
 
 def _reason(axis: str, unknown: Sequence[float], points: Sequence[Point]) -> str | None:
+    if len(points) == 1:
+        return f"only one value has both sides, {axis} {points[0].settings[axis]:g}"
     if not unknown:
-        return "only one point has both sides" if len(points) == 1 else None
+        return None
     if not any(sides and min(side.count for side in sides) > 1 for sides in (point.durations for point in points)):
         return "noise is unknown: no point has repetitions of both sides"
     shown = ", ".join(f"{value:g}" for value in unknown)
