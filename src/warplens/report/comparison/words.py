@@ -467,19 +467,25 @@ def _given_back(explanation: Explanation) -> str:
 
 
 def work_sentence(numbers: StepNumbers) -> str | None:
-    """The change of FLOPs against that of the time; None if FLOPs are unknown."""
+    """The change of FLOPs against that of the time; None if FLOPs are unknown.
+
+    If the verdict on the time is open, its interval may still tell whether a FLOP takes longer.
+    """
     work, ratio = numbers.difference.work, numbers.why.flops_ratio
     if ratio is None or not ratio:
         return None
     source = "as given" if work.source == "given" else "modelled from the operators' shapes"
-    time_ratio = numbers.comparison.ratio.estimate
-    if numbers.comparison.verdict == "undecided" or forbids_verdict(numbers):
-        change = "are the same" if abs(ratio - 1) < _SAME_FLOPS else f"change by {_change(ratio)}"
-        return f"FLOPs {change} ({source})."
-    text = f"FLOPs change by {_change(ratio)} ({source}), the time by"
-    if abs(ratio - 1) < _SAME_FLOPS:
-        text = f"FLOPs are the same ({source}), the time changes by"
-    return f"{text} {_change(time_ratio)}: each FLOP takes {fmt.number(time_ratio / ratio)} times as long."
+    same = abs(ratio - 1) < _SAME_FLOPS
+    text = f"FLOPs are the same ({source})" if same else f"FLOPs change by {_change(ratio)} ({source})"
+    time, times = numbers.comparison.ratio, "times as long"
+    if numbers.comparison.verdict != "undecided" and forbids_verdict(numbers) is None:
+        each = f"{fmt.number(time.estimate / ratio)} {times}"
+        return f"{text}, the time {'changes ' if same else ''}by {_change(time.estimate)}: each FLOP takes {each}."
+    if forbids_verdict(numbers) is not None or not time.high < math.inf or time.low <= ratio <= time.high:
+        return f"{text}."
+    each = f"{fmt.number(time.low / ratio)} to {fmt.number(time.high / ratio)} {times}"
+    within = f"{_change(time.low)} to {_change(time.high)}"
+    return f"{text}, the time {'changes ' if same else ''}by {within}: each FLOP takes {each}."
 
 
 def _change(ratio: float) -> str:
