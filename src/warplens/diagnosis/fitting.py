@@ -89,7 +89,7 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     if not finding.remedies:
         return finding
     taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
-    engine = _engine(facts)
+    engine = is_served(facts)
     served = finding.id == "launch-overhead" and not facts.graphed and engine
     taken += [_CAPTURES] if served else []
     left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
@@ -114,7 +114,7 @@ def _without(how: str, unfit: list[re.Pattern[str]]) -> str:
 
 
 @once
-def _engine(facts: Facts) -> bool:
+def is_served(facts: Facts) -> bool:
     """Whether the profile has kernels of an engine that serves language models, and no training."""
     kernels = facts.timeline.trace.kernels["full_name"]
     return bool(class_table(kernels)["library"].is_in(_ENGINES).any()) and not facts.trains

@@ -161,6 +161,7 @@ class Passes:
 
     count: int  #: passes per step; 1 for none
     work: Bools  #: which pieces of work belong to them
+    is_apart: bool = True  #: whether inputs or gradients show that none needs another one's result
 
     def saved_share(self, facts: Facts, filled: Float64s, rows: Int64s | slice = EVERY) -> Float64s:
         """Share of the time of each piece of work that goes away if the passes become one.
@@ -205,7 +206,8 @@ def passes_of_step(facts: Facts) -> Passes:
 
     The profile must show that no pass needs the result of another one: the host sends their inputs one by one, their
     results are concatenated after the last one, or their gradients are summed for one optimizer pass. Loops over tokens
-    or over the time steps of a sampler, and layers, look the same otherwise.
+    or over the time steps of a sampler, and layers, look the same otherwise. Concatenated results are the weakest sign:
+    those of a rollout or of generated tokens are joined as well.
     """
     none = Passes(1, np.zeros(facts.work.height, dtype=np.bool_))
     if not (facts.window.steps and facts.timeline.steps.is_sure and facts.phase is None):
@@ -221,7 +223,9 @@ def _joined_passes(facts: Facts) -> Passes | None:
     program = facts.program
     joining, backward = program.marked("concatenation"), program.marked("backward")
     optimizing = program.optimizing
-    inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    inside, counts, is_apart = np.zeros(facts.work.height, dtype=np.bool_), [], True
+    # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does.
+    draws, chooses = program.labelled("random"), program.marked("searching")
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
         rows = step[places]
@@ -235,11 +239,13 @@ def _joined_passes(facts: Facts) -> Passes | None:
         one_pass, end = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
         joined = joining[end] & ~np.isin(program.launched_as(end), codes[begin : begin + period])
         summed = backward[one_pass].any() and not optimizing[one_pass].any() and optimizing[rows[stop:]].any()
-        if stop - begin < _PASSES_SHARE * stop or not (joined.any() or summed):
+        is_drawn = draws[one_pass].any() and chooses[one_pass].any()
+        if stop - begin < _PASSES_SHARE * stop or not (summed or (joined.any() and not is_drawn)):
             return None
+        is_apart = is_apart and bool(summed)
         inside[step[places[begin] : places[stop - 1] + 1]] = True  # with fills and copies between the kernels
         counts.append(repeats)
-    return Passes(int(np.median(counts)), inside) if counts else None
+    return Passes(int(np.median(counts)), inside, is_apart) if counts else None
 
 
 def _image_passes(facts: Facts) -> Passes | None:

@@ -281,9 +281,10 @@ _ACCEPTED: Final = (
     Remedy(
         "Give scaled_dot_product_attention what its fused kernels take",
         "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
-        "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; a mask without a gradient\n"
-        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take\n"
-        "# and no sdpa_kernel(SDPBackend.MATH) around it",
+        "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; attn_mask boolean or of that format\n"
+        "backend = torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION  # FLASH_ATTENTION never takes an attn_mask\n"
+        "with torch.nn.attention.sdpa_kernel(backend): y = model(x)  # warns what it cannot take\n"
+        "# and no sdpa_kernel of SDPBackend.MATH around it",
         "the passes over the scores go away; products in fp32 reach tensor cores",
     ),
     _FUSED[1],

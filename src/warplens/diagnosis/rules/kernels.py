@@ -256,10 +256,13 @@ class TensorCompute(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         limits = facts.thresholds
-        kinds = [kind for kind in PRODUCTS if kind != "attention" or not self._has_finding(facts, claims)]
+        kinds = [
+            kind for kind in PRODUCTS if kind != "attention" or not self._has_finding(facts, claims, _ATTENTION, kind)
+        ]
         is_product = pl.col("label").is_in(kinds) & pl.col("tensor_cores").fill_null(value=True)
         time = facts.own_ns(is_product)
-        if facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
+        few_rows = self._has_finding(facts, claims, "weight-bound", "gemm")  # fewer FLOPs do not make these faster
+        if few_rows or facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
             return None
         known = facts.own_ns(pl.col("label").is_in(kinds) & pl.col("tensor_cores").is_not_null())
         on_cores = facts.own_ns(is_product & pl.col("tensor_cores"))
@@ -308,19 +311,23 @@ class TensorCompute(Rule):
                 if _aligned_ns(facts) >= self.aligned_share * time
                 else Remedy(
                     "Choose shapes that fill whole tiles",
-                    "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too",
+                    "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too"
+                    if facts.of_nvidia
+                    else "# dimensions in multiples of 256, the vocabulary too\n"
+                    "PYTORCH_TUNABLEOP_ENABLED=1 python program.py  # times the kernels of hipBLASLt for each shape",
                     "up to one partial wave of blocks per product",
                 ),
             ),
         )
 
-    def _has_finding(self, facts: Facts, claims: Claims) -> bool:
-        """Whether most of the time of attention is claimed by the finding on attention."""
-        attention = facts.program.labelled("attention")
-        if _ATTENTION not in claims.causes or not attention.any():
+    @staticmethod
+    def _has_finding(facts: Facts, claims: Claims, cause: str, kind: str) -> bool:
+        """Whether most of the time of these products is claimed by this cause."""
+        products = facts.program.labelled(kind)
+        if cause not in claims.causes or not products.any():
             return False
-        claimed = attention & (claims.of_work(_ATTENTION).to_numpy() > 0)
-        return 2 * time_of(facts.program, claimed) > time_of(facts.program, attention)
+        claimed = products & (claims.of_work(cause).to_numpy() > 0)
+        return 2 * time_of(facts.program, claimed) > time_of(facts.program, products)
 
 
 #: Id of the rule whose finding attention may be.
@@ -399,11 +406,27 @@ def tiles(facts: Facts) -> Float64s:
     return np.asarray(areas[facts.program.name_codes], dtype=np.float64)
 
 
-def as_one_batch(passes: int) -> Remedy:
+#: Causes of programs that decode a text, whose equal passes each make the token of the next one.
+_DECODES: Final = ("growing-cache", "weight-bound")
+
+
+def passes_apart(facts: Facts, claims: Claims) -> Passes:
+    """The equal passes of a step, unless they may be tokens: joined results beside the causes of decoding."""
+    passes = passes_of_step(facts)
+    decodes = any(cause in claims.causes and claims.busy_ns(cause) for cause in _DECODES)
+    return passes if passes.is_apart or not decodes else replace(passes, count=1)
+
+
+def as_one_batch(passes: Passes) -> Remedy:
     """For a step of equal passes over different inputs."""
+    condition = "" if passes.is_apart else ", if none needs the result of the one before"
+    exception = (
+        "" if passes.is_apart else "# not for a rollout, a recurrence or the tokens of one text: a CUDA graph there\n"
+    )
     return Remedy(
         "Run the passes of a step as one batch",
-        f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
+        f"# a step runs {passes.count} equal passes{condition}: torch.stack or torch.cat before one call,\n"
+        f"{exception}"
         "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch instead of accumulation\n"
         "# if all passes share an input (one picture, many questions): encode it once and keep the result",
     )
@@ -493,7 +516,7 @@ class SmallKernels(Rule):
         "short ones also by their threads and tiles; weighted by time",
         "small_kernel_median_ns": "duration of such kernels",
         "small_kernels_per_step": "number of such kernels",
-        "passes_per_step": "equal passes over different inputs, which could be one batch",
+        "passes_per_step": "equal passes, which could be one batch if none needs the result of another",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
@@ -554,7 +577,7 @@ class SmallKernels(Rule):
         of_short = float((facts.program.own_ns * empty)[is_short].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
-        passes = passes_of_step(facts)
+        passes = passes_apart(facts, claims)
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
         slow_start = starting > claimed and merged is None
         filled_up = gain_of(facts, claimed + starting, on_gpu=False)
@@ -603,7 +626,7 @@ class SmallKernels(Rule):
                 default="",
             ),
             remedies=(
-                as_one_batch(passes.count) if merged is not None else None,
+                as_one_batch(passes) if merged is not None else None,
                 *(
                     remedy if merged is None or GAIN not in remedy.expected else bringing(remedy, alone, self.model)
                     for remedy in others

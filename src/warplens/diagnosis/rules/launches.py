@@ -25,10 +25,11 @@ from warplens.diagnosis.rule import (
     predicted,
 )
 from warplens.diagnosis.rules.copies import copies_grow
-from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
-from warplens.diagnosis.structure import Passes, backward_work, loops_of, passes_of_step, turns_of_step
+from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time, passes_apart
+from warplens.diagnosis.rules.optimizer import capturable, fused_call, optimizer_class
+from warplens.diagnosis.structure import Passes, backward_work, loops_of, turns_of_step
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Float64s
+from warplens.profile.schema import Float64s, rows_named
 
 #: For idle time before launches of CUDA graphs.
 _FROM_GRAPHS: Final = (
@@ -53,15 +54,27 @@ _CAPTURED: Final = (
     "with torch.cuda.graph(g): y = model(static_x)\n"
     "static_x.copy_(x); g.replay()"
 )
-_CAPTURED_TRAINING: Final = (
-    "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass; and the update:\n"
-    "update = torch.compile(optimizer.step, mode='reduce-overhead')\n"
-    "# or the whole step by hand, after a few steps on a side stream, torch.cuda.stream(side), as warm-up;\n"
-    "# with torch.optim.AdamW(model.parameters(), capturable=True)\n"
-    "optimizer.zero_grad(set_to_none=True); g = torch.cuda.CUDAGraph()\n"
-    "with torch.cuda.graph(g): loss = loss_of(model(static_x), static_y); loss.backward(); optimizer.step()\n"
-    "static_x.copy_(x); static_y.copy_(y); g.replay()"
-)
+
+
+def _captured_training(facts: Facts) -> str:
+    """Code for the graph of a step that trains, with the warm-up that this program's gradients and optimizer need."""
+    ranges = facts.timeline.trace.ranges["name"]
+    of_ranks = rows_named(ranges, lambda name: name.startswith("DistributedDataParallel")).any()
+    return (
+        "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass; and the update:\n"
+        "update = torch.compile(optimizer.step, mode='reduce-overhead')\n"
+        + (
+            "# or the whole step by hand, with TORCH_NCCL_ASYNC_ERROR_HANDLING=0: DistributedDataParallel(model) made\n"
+            "# on a side stream, with torch.cuda.stream(side), and at least 11 steps there as warm-up;\n"
+            if of_ranks
+            else "# or the whole step by hand, after a few steps on a side stream, torch.cuda.stream(side);\n"
+        )
+        + f"# {capturable(optimizer_class(facts, facts.program.optimizing))}\n"
+        "optimizer.zero_grad(set_to_none=True); g = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(g): loss = loss_of(model(static_x), static_y); loss.backward(); optimizer.step()\n"
+        "static_x.copy_(x); static_y.copy_(y); g.replay()"
+    )
+
 
 #: For steps whose launches mostly come from one loop.
 _ALL_TURNS: Final = Remedy(
@@ -206,7 +219,7 @@ class LaunchOverhead(Rule):
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
         "behind_backward_per_step": "of these, behind the backward pass, as the optimizer is, if they are most",
-        "passes_per_step": "equal passes over different inputs, which could be one batch",
+        "passes_per_step": "equal passes, which could be one batch if none needs the result of another",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
         "launches_per_turn_factor": "launches per turn",
@@ -239,7 +252,7 @@ class LaunchOverhead(Rule):
         claimed = claims.idle_ns(self.id)
         launches = facts.host.launches
         is_whole = facts.phase is None
-        passes = passes_of_step(facts)
+        passes = passes_apart(facts, claims)
         graph = facts.replayed("cuda-graph") if claimed else None
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         if merged is not None and graph is not None and merged.expected < graph.expected:
@@ -255,7 +268,7 @@ class LaunchOverhead(Rule):
         is_sequential = turns is not None and turns.searches and graph is not None and not from_graphs
         replayed = merged or (None if is_sequential else at_once) or one_call or graph
         at_a_time = (
-            as_one_batch(passes.count) if merged is not None else None,
+            as_one_batch(passes) if merged is not None else None,
             _ALL_TURNS if turns is not None and not is_sequential else None,
         )
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
@@ -264,7 +277,7 @@ class LaunchOverhead(Rule):
         behind = _behind_backward(facts) if claimed else None
         graphed = Remedy(
             "Replay the step from a CUDA graph",
-            _CAPTURED_TRAINING if facts.trains else _CAPTURED,
+            _captured_training(facts) if facts.trains else _CAPTURED,
             modelled(facts, "cuda-graph") + self._obstacles(facts),
         )
         larger = Remedy(
@@ -332,7 +345,7 @@ class LaunchOverhead(Rule):
                     + (_UPDATED if behind is not None else "")
                     + (_STACKED if turns is None and merged is None and _loops_over_networks(facts) else "")
                     + "# F.scaled_dot_product_attention for written-out attention\n"
-                    "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
+                    f"# a fused optimizer for its kernels: {fused_call(facts)}",
                     "in proportion to the launches saved",
                 ),
                 # If launches cost little, more work in each brings little.

@@ -36,6 +36,9 @@ _WITH_LISTS: Final = (
     *_WITH_FUSED, "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop",
 )  # fmt: skip
 
+#: Those with `capturable=True`; the others of torch.optim keep nothing on the host, or cannot be captured.
+_WITH_CAPTURABLE: Final = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+
 #: For fused optimizers with another loop over the parameters.
 _OVER_PARAMETERS: Final = Remedy(
     "Go over all parameters at once",
@@ -50,11 +53,11 @@ _OVER_PARAMETERS: Final = Remedy(
 _OF_OTHERS: Final = ""
 
 
-def _optimizer_class(facts: Facts, which: Bools) -> str | None:
+def optimizer_class(facts: Facts, which: Bools) -> str | None:
     """The class of the optimizer that launches most of this work: in torch.optim, `_OF_OTHERS`, or unknown (None)."""
     ranges = facts.timeline.trace.ranges
     steps = ranges.filter(pl.Series(rows_named(ranges["name"], lambda name: _STEP_OF.match(name) is not None)))
-    if steps.is_empty():
+    if steps.is_empty() or not which.any():
         return None
     launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()[which]
     for (name,), of_class in steps.group_by("name", maintain_order=True):
@@ -63,6 +66,25 @@ def _optimizer_class(facts: Facts, which: Bools) -> str | None:
             kind = _STEP_OF.sub(r"\1", str(name))
             return kind if kind in _WITH_LISTS else _OF_OTHERS
     return _OF_OTHERS
+
+
+def capturable(kind: str | None) -> str:
+    """What a CUDA graph of the step needs from an optimizer of this class."""
+    if kind is None:
+        return "with capturable=True of the optimizer, if its class has it (Adam, AdamW; SGD needs none)"
+    if kind in _WITH_CAPTURABLE:
+        return f"with torch.optim.{kind}(model.parameters(), capturable=True)"
+    if kind == "SGD":
+        return "torch.optim.SGD needs no capturable=True; a learning rate that changes has to be a tensor on the GPU"
+    return "an optimizer that keeps its step count and learning rate in tensors on the GPU"
+
+
+def fused_call(facts: Facts) -> str:
+    """The fused form of the program's optimizer, as far as there is one for its class."""
+    kind = optimizer_class(facts, facts.program.optimizing)
+    if kind in _WITH_FUSED:
+        return f"torch.optim.{kind}(model.parameters(), fused=True)"
+    return "fused=True, if its class has it (Adam, AdamW, SGD)" if kind is None else "torch.compile(optimizer.step)"
 
 
 def _fused_step(kind: str | None) -> Remedy:
@@ -260,7 +282,7 @@ class UnfusedOptimizer(Rule):
         many = groups >= self.least_groups
         in_phase = facts.work["phase"] == "optimizer"
         which = in_phase if unfused else pl.Series(turns if hooked else lists)
-        kind = _optimizer_class(facts, which.to_numpy())
+        kind = optimizer_class(facts, which.to_numpy())
         return self.raised(
             facts,
             claimed,

@@ -267,8 +267,9 @@ class PaddedWork(Rule):
                 ),
                 Remedy(
                     "Pad to the longest of the batch, and batch by length",
-                    "tokenizer(texts, padding='longest')  # not padding='max_length'\n"
-                    "DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); TrainingArguments(group_by_length=True)",
+                    "# transformers: padding='longest', not 'max_length'; DataCollatorWithPadding(tokenizer)\n"
+                    "TrainingArguments(train_sampling_strategy='group_by_length')  # before 5.0: group_by_length=True\n"
+                    "# otherwise: batches of sorted lengths, torch.nn.utils.rnn.pad_sequence of each",
                     "in proportion to the padding; attention by its square",
                 ),
                 Remedy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -117,6 +118,7 @@ class UnfusedChain(StructureRule):
     repeated_heads_share = Limit(
         0.75, "Models that share keys between heads do so between four or more: attention reads a quarter of the bytes."
     )
+    least_told_casts_share = Limit(0.01, "Fewer casts, of the chains' time, are not worth a remedy.")
     inference_saved_share = Limit(
         0.9, "`saved_share` without a backward pass: nothing in the middle of a chain has to be written."
     )
@@ -370,7 +372,7 @@ class UnfusedChain(StructureRule):
         if chains:
             members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
-        kinds = _kinds(facts, members)
+        kinds, fused_operator = _kinds(facts, members), _fused_operator(facts, members)
         # Even if chains are the cause, keeping weights in 16 bits may bring more than a compiler.
         narrow = fused = None
         if cast.any() and not is_operands and not is_loss:
@@ -387,6 +389,9 @@ class UnfusedChain(StructureRule):
             most_ns = time_of(program, removable) + int(starting.sum())
         usual = bool(chains) and self._of_limit(facts) < 1 and not (made.any() or of_loss.any() or masks.any())
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
+        convolutions = time_of(program, program.labelled("convolution"))
+        if 2 * convolutions > time_of(program, program.products):
+            compiling = replace(_COMPILED, how=_COMPILED_CONVOLUTIONS)
         return self.seen(
             facts,
             claims,
@@ -428,18 +433,16 @@ class UnfusedChain(StructureRule):
                 bringing(compiling, fused if is_narrow_best else self._compiled(facts, claims, made), self.model)
                 if is_masks or is_loss or is_operands or is_narrow_best or not chains
                 else compiling,
-                Remedy(
-                    "Use the fused operator where there is one",
-                    "# torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'),\n"
-                    "# cross_entropy(label_smoothing=0.1) instead of separate operations\n"
-                    "# liger-kernel or flash-attn for rotary embeddings and losses",
-                    "one pass for each",
-                ),
+                Remedy("Use the fused operator where there is one", fused_operator, "one pass for each")
+                if fused_operator
+                else None,
                 Remedy(
                     "Keep tensors in 16 bits",
                     "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
                     "half the memory traffic of passes that are in 32 bits now",
-                ),
+                )
+                if casts >= self.least_told_casts_share
+                else None,
             ),
         )
 
@@ -454,6 +457,9 @@ _COMPILED: Final = Remedy(
     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
     f"{GAIN}: one pass per chain",
 )
+
+#: The same for networks of convolutions, whose blocks have no common name.
+_COMPILED_CONVOLUTIONS: Final = "model = torch.compile(model)  # after model.to(memory_format=torch.channels_last)"
 
 #: For partly compiled programs.
 _COMPILE_WHOLE: Final = Remedy(
@@ -514,6 +520,21 @@ _AS_THEY_ARE: Final = Remedy(
     f"{GAIN}: no operand is written and read again for each product",
 )
 
+#: Fused operators in PyTorch and other libraries, by a pattern of the kernels that they replace.
+_FUSED_OPERATORS: Final = (
+    (
+        r"(?i)batch_?norm|\bbn_|welford",
+        "# batch norms: channels last for cuDNN's fused ones; inference: torch.nn.utils.fuse_conv_bn_eval(conv, norm)",
+    ),
+    (r"(?i)rsqrt|layer_?norm|rms_?norm|pow_tensor_scalar", "# F.rms_norm, F.layer_norm"),
+    (r"(?i)gelu|tanh|erf", "# F.gelu(x, approximate='tanh')"),
+    (r"(?i)softmax|nll|cross_entropy|logsumexp", "# F.cross_entropy(label_smoothing=0.1), liger-kernel"),
+    (r"(?i)cos_|sin_|neg_|CatArray", "# liger-kernel or flash-attn for rotary embeddings"),
+)
+
+#: Share of the chains' time from which on a fused operator is worth a line.
+_LEAST_TOLD_SHARE: Final = 0.05
+
 #: Text for kernels by a pattern of their names; the first match counts.
 _KINDS: Final = (
     ("Norms", r"(?i)rsqrt|norm|mean|var_|welford|pow_tensor_scalar"),
@@ -522,8 +543,17 @@ _KINDS: Final = (
     ("Activations", r"(?i)gelu|silu|sigmoid|tanh|relu|erf|GeluCUDA|exp_kernel"),
     ("Masks", r"(?i)dropout|where|masked|bernoulli|compare"),
     ("Casts", r"(?i)copy_kernel|direct_copy|to_copy"),
-    ("Elementwise arithmetic", r"(?i)add|mul|div|sub"),
 )
+
+
+def _fused_operator(facts: Facts, members: Bools) -> str:
+    """Code with the fused operators for what these kernels compute; empty if there are none."""
+    program, kernels = facts.program, np.flatnonzero(members & facts.program.is_kernel)
+    spent = np.bincount(program.name_codes[kernels], program.own_ns[kernels], len(program.full_names()))
+    least = _LEAST_TOLD_SHARE * spent.sum()
+    held = [(name, time) for name, time in zip(program.full_names(), spent, strict=True) if time]
+    of_each = ((code, sum(time for name, time in held if re.search(kind, name))) for kind, code in _FUSED_OPERATORS)
+    return "\n".join(code for code, time in of_each if time > least)
 
 
 def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:

@@ -13,7 +13,9 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.fitting import is_served
 from warplens.diagnosis.rule import Limit, gain_of, remembered
+from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.rules.kernels import BATCHES, filled_share
 from warplens.diagnosis.structure import Passes, StructureRule, time_of, turns_of_step
 from warplens.profile.schema import Bools, Float64s
@@ -45,6 +47,7 @@ class WeightBound(StructureRule):
         slow_title: "Limited by products of few rows: a larger batch would save {share} of the time per unit of work"
     }
     evidence: ClassVar = {
+        "affected_ns": "GPU time of these products and of all other work that a batch shares or fills",
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
         "at_peak_share": "time at the data sheet's peaks, of their time; only where shapes are recorded",
@@ -126,18 +129,21 @@ class WeightBound(StructureRule):
         count = self._batch(facts)
         weights = self._weights(facts)
         reads = weights.get("at_peak_share", 1.0) >= self.least_peak_share
+        generates = _generates(facts)
         found = self.seen(
             facts,
             claims,
             title="" if reads else self.slow_title,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
-            evidence={"rows_count": self._most_rows(facts, claimed), **weights},
+            evidence={"rows_count": self._most_rows(facts, claimed & self._narrow(facts)), **weights},
             whole_share=self._whole_share(facts, count),
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
                     "Process more sequences at a time",
-                    "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
+                    "# continuous batching (vllm, text-generation-inference), or generate() on a batch"
+                    if generates
+                    else "# one pass over all requests that have come in: a queue that waits a few milliseconds",
                     f"{GAIN} for each with {count} at a time; throughput grows with the number of sequences until "
                     "products compute as long as they read",
                     gain_by_batch={size: self._gain(facts, size) for size in sorted({*BATCHES, count})},
@@ -147,7 +153,9 @@ class WeightBound(StructureRule):
                     "Use speculative decoding",
                     "model.generate(assistant_model=draft)  # a small draft model proposes tokens",
                     "two to three tokens per pass over the weights",
-                ),
+                )
+                if generates
+                else None,
             ),
         )
         if found is None or found.expected_interval is None:
@@ -167,7 +175,13 @@ class WeightBound(StructureRule):
 
     def _most_rows(self, facts: Facts, products: Bools) -> int | None:
         texts = facts.program.shapes().filter(pl.Series(products)).drop_nulls().unique().to_list()
-        return max((_rows(text) for text in texts), default=None)
+        return max((_rows(text) for text in texts), default=0) or None
+
+
+def _generates(facts: Facts) -> bool:
+    """Whether tokens are generated: an engine for language models, a choice among scores, or a cache that grows."""
+    chooses = facts.program.marked("searching") | facts.program.labelled("random", "sort-topk")
+    return is_served(facts) or bool(chooses.any() or GrowingCache().share(facts).any())
 
 
 def _rows(shapes: str) -> int:
