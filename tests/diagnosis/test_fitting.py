@@ -561,3 +561,57 @@ def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
     folder = Path(fitting.__file__).parent
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
     assert not [begin for begin in fitting._IN_ENGINES if written.count(f'"{begin}') < 2]
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_only_what_generates_tokens_can_guess_them_ahead(generates: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(60 * US, structure.VECTOR_PRODUCT, times=40)
+        machine.launch(5 * US, structure.ARGMAX if generates else ADD)
+
+    found = verdict(step)
+    said = advice(found, "weight-bound")
+    assert ("speculative" in said) == ("generate()" in said) == generates
+    assert found.finding("tensor-compute") is None  # fewer FLOPs do not help what reads its weights
+
+
+def test_the_graph_of_a_step_is_captured_as_its_optimizer_and_its_ranks_need() -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("DistributedDataParallel.forward"):
+            machine.launch(3 * US, ADD, times=100)
+        machine.launch(3 * US, BACKWARD, times=100)
+        with machine.range("Optimizer.step#SGD.step"):
+            machine.launch(3 * US, ADD, times=10)
+
+    said = advice(verdict(step), "launch-overhead")
+    assert "11 steps" in said
+    assert "torch.optim.SGD needs no capturable" in said
+    assert "torch.optim.SGD(model.parameters(), fused=True)" in said
+    assert "AdamW" not in said
+
+
+def test_tiles_are_those_of_the_maker_of_the_gpu() -> None:
+    profile = record(lambda machine: machine.launch(500 * US, BF16_GEMM, times=6))
+    recorder = replace(profile.capture.recorder, counters="rocprof-compute")
+    on_amd = replace(profile, capture=replace(profile.capture, recorder=recorder))
+    said = [advice(judged(each), "tensor-compute") for each in (profile, on_amd)]
+    assert ["compute capability" in text for text in said] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("product", "norm", "told"),
+    [
+        (BF16_GEMM, "void at::native::vectorized_elementwise_kernel<4, at::native::rsqrt_kernel_cuda>(int)", True),
+        (structure.CONVOLUTION, structure.BATCH_NORM, False),
+    ],
+)
+def test_fused_operators_are_those_of_the_kernels_in_the_chains(product: str, norm: str, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(100 * US, product)
+            for name in (norm, ADD, norm, ADD, structure.GELU if told else ADD, ADD):
+                machine.launch(100 * US, name)
+
+    said = advice(verdict(step), "unfused-chain")
+    assert ("rms_norm" in said) == ("gelu" in said) == ("model.layers" in said) == told
+    assert ("batch norms" in said) != told

@@ -33,6 +33,7 @@ DIRECT_COPY = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocas
 CAST = "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(int)>(int)"
 ISNEGINF = "void at::native::vectorized_elementwise_kernel<4, at::native::isneginf_kernel_impl(int)>(int)"
 ARGMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>(int)"
+DRAWING = "void at::native::distribution_elementwise_grid_stride_kernel<float, 4, uniform_and_transform<float>>(int)"
 WHERE = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<where_kernel_impl>>(int)"
 DOUBLE_GEMM = "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize64x64x16_stage3_warpsize2x2x1_tensor16x8x16_kernel"
 DOUBLE_NORM = "void at::native::vectorized_layer_norm_kernel<double, double>(int)"
@@ -99,6 +100,7 @@ def test_the_fused_function_that_writes_its_scores_is_told_what_its_kernels_take
     found = verdict(step)
     assert found.verdict == "unfused-attention"
     assert "falls back" in found.findings[0].title
+    assert "SDPBackend.EFFICIENT_ATTENTION" in found.findings[0].remedies[0].how
     assert "bfloat16" in found.findings[0].remedies[0].how
     # The products reach tensor cores, too: more than the 900 of 2,100 µs of the passes goes away.
     assert found.findings[0].expected > 2100 / 300
@@ -765,6 +767,7 @@ def test_sequences_with_masks_of_their_own_may_be_padded_and_nothing_is_said_of_
 
     found = verdict(step)
     assert (found.verdict, found.verdict_known) == ("padded-work", False)
+    assert "train_sampling_strategy='group_by_length'" in found.findings[0].remedies[1].how
     assert found.findings[0].gain is None
     assert any("is_causal=True" in remedy.how for remedy in found.findings[0].remedies)
     assert found.findings[0].severity == "info"
@@ -1022,9 +1025,12 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sen
         assert 8 < finding.expected <= 16
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool) -> None:
-    """Without that, a pass may need the result of the one before it, as tokens and the times of a sampler do."""
+@pytest.mark.parametrize(("joined", "drawn"), [(False, False), (True, False), (True, True)])
+def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool, drawn: bool) -> None:
+    """Without that, a pass may need the result of the one before it, as tokens and the times of a sampler do.
+
+    So does a pass that draws what the next one starts from, as a rollout does.
+    """
 
     def step(machine: Machine) -> None:
         for _ in range(8):
@@ -1032,14 +1038,17 @@ def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool) 
             for _ in range(6):
                 for place, name in enumerate((BF16_GEMM, GELU, FLASH, LAYER_NORM)):
                     machine.launch(3 * US, name, grid=(2 + place, 1, 1))
-            machine.launch(3 * US, SOFTMAX, grid=(5, 1, 1))
+            machine.launch(3 * US, DRAWING if drawn else SOFTMAX, grid=(5, 1, 1))
+            machine.launch(3 * US, ARGMAX, grid=(5, 1, 1))
         if joined:
             machine.launch(3 * US, CAT, grid=(6, 1, 1))
 
     finding = verdict(step).finding("launch-overhead")
-    assert finding.evidence.get("passes_per_step") == (8 if joined else None)
-    assert finding.remedies[0].action.startswith("Run the passes" if joined else "Replay the step")
-    if joined:
+    batch = joined and not drawn
+    assert finding.evidence.get("passes_per_step") == (8 if batch else None)
+    assert finding.remedies[0].action.startswith("Run the passes" if batch else "Replay the step")
+    if batch:
+        assert "if none needs the result" in finding.remedies[0].how
         assert 5 < finding.expected <= 8
 
 
@@ -1706,6 +1715,24 @@ def test_a_batch_of_products_of_vectors_has_no_weights_to_share(layers: int, *, 
     """cuBLAS gives each product of a batch a layer of the grid, 65,535 at most: each reads a matrix of its own."""
     diagnosis = verdict(lambda machine: machine.launch(60 * US, VECTOR_PRODUCT, grid=(64, 1, layers), times=40))
     assert (diagnosis.finding("weight-bound") is not None) == shares
+
+
+def test_rows_of_products_are_not_those_of_a_copy() -> None:
+    """Products of a graph have no recorded shapes; only the copy of its input has."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(123):
+        is_copy = number % 41 == 0
+        if is_copy:
+            now = kernels[-1]["end_ns"] if kernels else now
+            ranges.append(operator(now, now + 3 * US, "aten::copy_", shapes=json.dumps([[1, 16], [1, 16]])))
+            ranges.append(annotation(now, now + 41 * 61 * US, "step"))
+        calls.append(launch(now + US, now + 2 * US, number + 1))
+        begin = max(now + 3 * US, kernels[-1]["end_ns"] + US // 2 if kernels else 0)
+        name = DIRECT_COPY if is_copy else VECTOR_PRODUCT
+        kernels.append(kernel(begin, begin + 60 * US, "kernel", correlation=number + 1, full_name=name))
+        now += 4 * US
+    finding = judged(program(kernels, calls, ranges).trace).finding("weight-bound")
+    assert "rows_count" not in finding.evidence
 
 
 @pytest.mark.parametrize(
