@@ -615,3 +615,10 @@ def test_fused_operators_are_those_of_the_kernels_in_the_chains(product: str, no
     said = advice(verdict(step), "unfused-chain")
     assert ("rms_norm" in said) == ("gelu" in said) == ("model.layers" in said) == told
     assert ("batch norms" in said) != told
+
+
+@pytest.mark.parametrize(("product", "told"), [("_product_gelu", "tl.dot"), (BF16_GEMM, "nn.Linear")])
+def test_a_narrower_format_is_that_of_the_kernels_that_multiply(product: str, told: str) -> None:
+    profile = record(lambda machine: machine.launch(500 * US, product, times=6))
+    found = judged(replace(profile, capture=replace(profile.capture, devices=(structure.H200,))))
+    assert told in advice(found, "tensor-compute")

@@ -291,14 +291,7 @@ class TensorCompute(Rule):
             remedies=(
                 Remedy(
                     "Do fewer FLOPs, or use a narrower format",
-                    (
-                        "torchao.float8.convert_to_float8_training(model)  # its nn.Linear layers, before torch.compile"
-                        if facts.trains
-                        else "torchao.quantization.quantize_(model, Float8DynamicActivationFloat8WeightConfig())"
-                        "  # its nn.Linear"
-                    )
-                    + "\n# or te.Linear layers under te.autocast(enabled=True) (transformer_engine.pytorch)\n"
-                    "# 2:4 sparsity, a smaller model, fewer tokens",
+                    _narrower_products(facts) + "\n# 2:4 sparsity, a smaller model, fewer tokens",
                     "in proportion to the FLOPs, or to the formats' peak rates",
                 )
                 if _could_be_narrower(facts)
@@ -359,6 +352,17 @@ def _fills_tiles(shapes: str) -> bool:
     """Whether both dimensions of each matrix among the inputs of a product are whole tiles."""
     sides = [side for shape in tensors_of(shapes) if len(shape) > 1 for side in shape[-2:]]
     return bool(sides) and all(side % _WHOLE_TILE == 0 for side in sides)
+
+
+def _narrower_products(facts: Facts) -> str:
+    """Code for products in a narrower format: of the framework's layers, or of other kernels."""
+    program = facts.program
+    if 2 * time_of(program, program.products & _by_hand(facts)) > time_of(program, program.products):
+        return "# in kernels of Triton or your own: operands in 16 or 8 bits; tl.dot(a, b, input_precision='tf32')"
+    code = "torchao.quantization.quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # its nn.Linear"
+    if facts.trains:
+        code = "torchao.float8.convert_to_float8_training(model)  # its nn.Linear layers, before torch.compile"
+    return f"{code}\n# or te.Linear layers under te.autocast(enabled=True) (transformer_engine.pytorch)"
 
 
 def _could_be_narrower(facts: Facts) -> bool:
