@@ -67,7 +67,7 @@ def _captured_training(facts: Facts) -> str:
             "# or the whole step by hand, with TORCH_NCCL_ASYNC_ERROR_HANDLING=0: DistributedDataParallel(model) made\n"
             "# on a side stream, with torch.cuda.stream(side), and at least 11 steps there as warm-up;\n"
             if of_ranks
-            else "# or the whole step by hand, after a few steps on a side stream, torch.cuda.stream(side);\n"
+            else "# or the whole step by hand, after warm-up steps on a side stream, torch.cuda.stream(side);\n"
         )
         + f"# {capturable(optimizer_class(facts, facts.program.optimizing))}\n"
         "optimizer.zero_grad(set_to_none=True); g = torch.cuda.CUDAGraph()\n"
