@@ -133,17 +133,18 @@ class PipelineBubble(RanksRule):
         for rank in run.ranks:
             summary = run.summary(rank)
             steps = summary.steps.filter("in_window").select(
-                "step", begin="start_ns", length=pl.col("end_ns") - pl.col("start_ns")
+                "step", "end_ns", begin="start_ns", length=pl.col("end_ns") - pl.col("start_ns")
             )
-            rows = summary.collectives.filter("in_window", pl.col("kind") == "send_recv")
+            # A step mostly in the window counts with its first transfer, of which the window may cut a part.
+            rows = summary.collectives.filter(pl.col("kind") == "send_recv").rename({"end_ns": "ended_ns"})
             if steps.height < 2 or not rows.height:
                 return {}
-            floor = (rows["end_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
+            floor = (rows["ended_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
             waited = (pl.col("exposed_ns") - floor).clip(0.0)
             waits[rank] = (
                 rows.sort("start_ns")
                 .join_asof(steps.sort("begin"), left_on="start_ns", right_on="begin")
-                .drop_nulls("step")
+                .filter(pl.col("start_ns") < pl.col("end_ns"))
                 .with_columns(waited.alias("waited"))
                 .group_by("step")
                 .agg(
