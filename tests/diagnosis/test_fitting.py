@@ -148,7 +148,7 @@ def test_tools_start_the_engine_that_runs_the_model(kernel: str, started: bool) 
 
     said = advice(verdict(step), "host-stall")
     assert ("vllm serve" in said) == started
-    assert ("train.py" in said) != started
+    assert ("program.py" in said) != started
 
 
 CUPY = "cupy_add__float32_float32_float32"

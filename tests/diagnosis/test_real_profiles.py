@@ -202,3 +202,50 @@ def test_a_remedy_that_leaves_a_part_of_the_communication_is_not_put_down_to_the
     found = _diagnosed(_DATA / "planted/ddp_exposed_rank1.json.xz")
     assert found.verdict == "exposed-communication"
     assert "and the rest stays" in found.headline
+
+
+_PAIRS = shipped.FOLDERS[1] / "pairs"
+
+
+def test_a_cause_before_a_larger_gain_says_why_and_the_answer_keeps_it() -> None:
+    found = _diagnosed(_PAIRS / "thirtieth" / "scan_registration__before.pt.trace.json.xz")
+    told = " It comes before launch-overhead (about 1.61×): a host that waits cannot get ahead of the GPU"
+    assert told in found.headline
+    assert told in next(iter(brief(found))).text
+
+
+def test_a_later_finding_says_what_else_its_remedy_removes() -> None:
+    """Its pauses are 2.9 % of the time; most of the gain is of pauses inside the first finding's waits."""
+    found = _diagnosed(_PAIRS / "fourth" / "forecast_anomaly_mode__before.pt.trace.json.xz").findings[1]
+    assert found.id == "host-stall"
+    assert found.remedies[0].expected.endswith("without the profiler, as it also removes other pauses")
+
+
+def test_waiting_during_which_hosts_are_busy_is_not_told_as_the_cost_of_a_late_rank() -> None:
+    ranks = sorted((_PAIRS / "ranks").glob("sharded_by_linear__rank*"))
+    found = warplens.diagnose(ranks).diagnosis.finding("straggler")
+    assert found is not None
+    assert "486.2 ms per step, of which 23.4 ms cost time" in found.title
+    assert len({remedy.action for remedy in found.remedies}) == len(found.remedies)
+
+
+def test_half_of_the_bytes_gain_no_more_than_the_pace_of_the_host_lets_them() -> None:
+    found = _diagnosed(of_others("kineto/hta_negative_queue_rank0.json.gz")).finding("exposed-communication")
+    assert found is not None
+    less = next(remedy for remedy in found.remedies if remedy.action == "Communicate less")
+    assert less.expected.startswith("with half of the bytes, and in proportion to them; the host then sets the pace")
+
+
+def test_without_a_roof_no_share_of_known_work_is_told() -> None:
+    """Operations are known all the same, as `warplens flops` shows."""
+    found = _diagnosed(of_others("kineto/tracelens_vllm_graph_execution.json.gz")).finding("below-roof")
+    assert found is None or "known_work_share" not in found.evidence
+
+
+def test_a_program_that_only_answers_is_not_advised_on_its_optimizer_or_training() -> None:
+    found = _diagnosed(_PAIRS / "sixteenth" / "windows_to_and_fro__before.pt.trace.json.xz").finding("host-stall")
+    assert found is not None
+    code = " ".join(remedy.how for remedy in found.remedies)
+    assert "program.py" in code
+    assert "optimizer" not in code
+    assert "train.py" not in code

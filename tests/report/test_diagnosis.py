@@ -22,6 +22,7 @@ from warplens.report.run import by_itself_table, run_strips
 from warplens.report.verdict import (
     coverage_lines,
     diagnosis_tables,
+    evidence_label,
     evidence_text,
     factor,
     finding_blocks,
@@ -124,6 +125,7 @@ def test_times_of_several_gpus_are_said_to_be_added_up(numbers):
     assert not any("GPUs" in line for line in coverage_lines(found))
     of_two = replace(found, coverage=replace(found.coverage, gpus=2))
     assert "the times of 2 GPUs added up" in next(iter(coverage_lines(of_two)))
+    assert [evidence_label(found.findings[0], each).endswith("2 GPUs)") for each in (found, of_two)] == [False, True]
 
 
 def test_figures_per_step_of_a_window_that_cuts_steps_are_those_of_a_step():
@@ -171,6 +173,12 @@ def test_the_shares_of_the_phases_add_up_with_what_lies_outside_of_them(numbers)
     few = replace(numbers.diagnosis, per_phase=numbers.diagnosis.per_phase[:1])
     assert list(shares(few))[1:] == ["outside of all phases"]
     assert sum(shares(few).values()) == pytest.approx(1)
+
+
+def test_a_phase_that_is_the_whole_window_does_not_repeat_its_verdict(numbers):
+    whole = replace(numbers.diagnosis.per_phase[0], share=1.0)
+    tables = diagnosis_tables(replace(numbers.diagnosis, per_phase=(whole,)))
+    assert "phase-verdicts" not in {table.id for table in tables}
 
 
 def test_a_bound_is_no_gain_of_a_phase(numbers):
@@ -236,6 +244,7 @@ def test_without_steps_counts_are_those_of_the_window():
     ("expected", "bound", "said"),
     [
         (2.0, 3.0, "about 2.00× (1.50× to 2.50×), at most 3.00×"),
+        (2.0, 30.0, "about 2.00× (1.50× to 2.50×)"),
         (2.0, None, "about 2.00× (1.50× to 2.50×)"),
         (100.0, None, "many times"),
         (None, 3.0, "at most 3.00×"),

@@ -217,7 +217,7 @@ class Diagnosis:
         headline: one sentence for people.
         headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
         unprofiled_share: the same share of the time without the profiler; None without `headline_share`.
-        findings: the worst first.
+        findings: the one to mend first, which may be the cause of one with a larger gain; then the worst first.
         per_phase: a verdict for each phase of the window.
         predictions: modelled step times under single changes.
         coverage: how much the diagnosis rests on.

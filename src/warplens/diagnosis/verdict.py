@@ -37,7 +37,7 @@ from warplens.diagnosis.findings import (
 from warplens.diagnosis.fitting import fitting, framework_doubt
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
-from warplens.diagnosis.rule import weight
+from warplens.diagnosis.rule import first_of, weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
@@ -54,8 +54,33 @@ _BELOW_ROOF: Final = BelowRoof()
 # --- The headline ----------------------------------------------------------------------------------------------------
 
 
-def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
-    """The limit of the window and the gain, in one sentence."""
+def headline(facts: Facts, verdict: Finding, claims: Claims, others: Sequence[Finding] = ()) -> str:
+    """The limit of the window and the gain, in one sentence; another one says why it precedes a larger gain."""
+    return f"{_limit(facts, verdict, claims)}{_precedes(verdict, others)}"
+
+
+def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
+    """Why the verdict comes before a finding with a clearly larger gain, with a space before it; empty without one."""
+    costly = (finding for finding in others if finding.severity != "info" and not _describes(finding))
+    larger = max(costly, key=weight, default=None)
+    if larger is None or _describes(verdict) or weight(verdict) - 1 >= _AS_MUCH * (weight(larger) - 1):
+        return ""
+    cause = rule(verdict.id)
+    reason = first_of(
+        (cause.needless(verdict), "work that is not needed need not get faster"),
+        (larger.is_throughput and not verdict.is_throughput, "that gain needs more work per step"),
+        (verdict.id == "host-sync", "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"),
+        (cause.makes_launches(verdict), "no CUDA graph captures its cause, without which a step launches less"),
+        (
+            larger.id in ("launch-overhead", "host-stall"),
+            "it makes the host late in a way that faster launches do not mend",
+        ),
+        default="its remedies are for most of the same work",
+    )
+    return f" It comes before {larger.id} ({gain_text(larger)}): {reason}."
+
+
+def _limit(facts: Facts, verdict: Finding, claims: Claims) -> str:
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         text = template.format(share=percent(share))
@@ -112,6 +137,12 @@ _BELOW_SHARE: Final = 1.1
 #: Part of the GPU work of a cause from which on a remedy is said to remove it.
 _NEARLY_ALL: Final = 0.9
 
+#: Begin of the reason why a remedy saves more than the time of its cause.
+_AS_IT_ALSO: Final = ", as it also removes "
+
+#: What programs are called in commands, and what they are called unless they train.
+_NOT_TRAINING: Final = ("python train.py", "python program.py")
+
 #: Part of an unexplained saving from which on its source is named.
 _MUCH: Final = 0.25
 
@@ -154,7 +185,7 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
         return f"; {remedy} saves {percent(saved)}{whole}, and {rest}"
     if _EXCEEDS_SHARE * left >= 1 - share - modelled:
         return ""
-    reason = ", as it also removes " + _also_removed(facts, verdict, claims, saved, own)
+    reason = _AS_IT_ALSO + _also_removed(facts, verdict, claims, saved, own)
     if modelled == 0 and _EXCEEDS_SHARE * left >= 1 - own:
         whole = f"the time{' per unit of work' if verdict.is_throughput else ''}"
         return f"; without the profiler {whole} is shorter, and {remedy} saves {percent(saved)} of it"
@@ -236,7 +267,8 @@ def diagnose(
         if worth and verdict.id != rest.id:
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
-    ranked = tuple(fitting(facts, finding) for finding in ranked)
+    ranked = tuple(_started_as(facts, fitting(facts, finding)) for finding in ranked)
+    ranked = (ranked[0], *(_with_reason(facts, finding, claims) for finding in ranked[1:]))
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
@@ -245,7 +277,7 @@ def diagnose(
         moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, verdict, claims),
+        headline=headline(facts, verdict, claims, ranked[1:]),
         findings=ranked,
         per_phase=(),
         predictions=() if decides else modelled,
@@ -267,6 +299,32 @@ def diagnose(
     vars(facts).pop("program", None)  # facts and program hold each other
     del facts
     return replace(diagnosis, per_phase=tuple(phases))
+
+
+def _started_as(facts: Facts, finding: Finding) -> Finding:
+    """The finding with commands that start a program of any name, unless the program trains."""
+    if facts.trains:
+        return finding
+    remedies = (replace(remedy, how=remedy.how.replace(*_NOT_TRAINING)) for remedy in finding.remedies)
+    return replace(finding, remedies=tuple(remedies))
+
+
+def _with_reason(facts: Facts, finding: Finding, claims: Claims) -> Finding:
+    """The finding whose remedy with its gain says what it saves beside the time of the cause, if that is much."""
+    share = headline_share(facts, finding, claims)
+    if share is None or finding.expected is None:
+        return finding
+    behind = finding.evidence.get("launches_behind_ns", 0) / facts.wall_ns
+    clause = _difference(facts, finding, claims, share, behind).removeprefix("; ")
+    if _AS_IT_ALSO not in clause:
+        return finding
+    told = clause[clause.index("saves") :]
+    best = next((remedy for remedy in finding.remedies if remedy.gain == finding.expected), None)
+    remedies = (
+        replace(remedy, expected=f"{remedy.expected}; {told}") if remedy is best else remedy
+        for remedy in finding.remedies
+    )
+    return replace(finding, remedies=tuple(remedies))
 
 
 def _describes(finding: Finding) -> bool:

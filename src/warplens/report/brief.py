@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import polars as pl
 
 from warplens.diagnosis.across import makes
-from warplens.diagnosis.findings import MANY, Diagnosis
+from warplens.diagnosis.findings import Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.results import PaddedWork
@@ -27,6 +27,7 @@ from warplens.report.verdict import (
     gain_words,
     is_named,
     place_words,
+    told_bound,
     verdict_words,
 )
 
@@ -285,8 +286,7 @@ def _has_combined_changes(diagnosis: Diagnosis | RunDiagnosis) -> bool:
 
 def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     """Interval and bound of a gain: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
-    bounded = finding.bound is not None and finding.bound < MANY
-    bound = f"at most {factor(finding.bound)}" if bounded else ""
+    bound = f"at most {factor(told)}" if (told := told_bound(finding)) is not None else ""
     if finding.expected is None or finding.expected_interval is None:
         return bound
     low, high = map(factor, finding.expected_interval)
@@ -340,7 +340,7 @@ def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
                 "severity": verdict.severity,
                 "gain": factor(verdict.expected if has_gain else None),
                 "range": f"{factor(low)} to {factor(high)}" if has_gain and low is not None else fmt.MISSING,
-                "bound": factor(verdict.bound if has_gain else None),
+                "bound": factor(told_bound(verdict) if has_gain else None),
                 "remedy": verdict.remedies[0].action if verdict.remedies else fmt.MISSING,
             }
         )

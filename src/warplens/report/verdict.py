@@ -18,6 +18,7 @@ from warplens.analysis.window import NO_PHASE, Window, generic_name, is_step_nam
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, Place, UnprofiledStep, about, times
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.ranks import RanksRule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
@@ -172,6 +173,21 @@ def factor(gain: float | None) -> str:
     return fmt.MISSING if gain is None else times(gain)
 
 
+#: A bound that saves this many times what the upper end of the interval saves is not told: it is that of all idle time,
+#: most of which this change leaves.
+_FAR_BOUND: Final = 1.5
+
+
+def told_bound(finding: Finding) -> float | None:
+    """The speed-up that no remedy can exceed; None if it is unknown, or far beyond what the remedies may bring."""
+    if finding.bound is None or finding.bound >= MANY:
+        return None
+    if finding.expected_interval is None:
+        return finding.bound
+    saved, most = (1 - 1 / max(gain, 1.0) for gain in (finding.bound, finding.expected_interval[1]))
+    return finding.bound if saved <= _FAR_BOUND * most else None
+
+
 def gain_words(finding: Finding) -> str:
     """Gain of the first remedy: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty if it is not known."""
     if rule(finding.id).describes:
@@ -181,8 +197,8 @@ def gain_words(finding: Finding) -> str:
         low, high = finding.expected_interval
         interval = f" ({factor(low)} to {factor(high)})" if finding.expected < MANY else ""
         parts.append(f"{about(finding.expected)}{interval}")
-    if finding.bound is not None:
-        parts.append(f"at most {factor(finding.bound)}")
+    if (bound := told_bound(finding)) is not None:
+        parts.append(f"at most {factor(bound)}")
     return ", ".join(parts)
 
 
@@ -225,7 +241,7 @@ _EVIDENCE_WORDS: Final = {
     "counters_of_kernel_time": "kernel time with counters",
     "dependency": "idle, waiting for other GPU work",
     "empty": "lost to empty multiprocessors",
-    "explained": "explained by its excess",
+    "explained": "waiting that costs time, explained by its excess",
     "exposed": "exposed communication",
     "exposed_of_their_time": "exposed part of communication",
     "floor": "shortest collectives",
@@ -240,6 +256,7 @@ _EVIDENCE_WORDS: Final = {
     "misaligned": "misaligned products",
     "of_forward": "part of forward pass repeated",
     "of_products": "of all products",
+    "passes": "equal passes",
     "profiler": "idle, held up by profiler",
     "readback": "exposed read-backs",
     "readbacks": "read-backs",
@@ -250,12 +267,14 @@ _EVIDENCE_WORDS: Final = {
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
     "padded_size": "padded to",
+    "stalls_apart": "of the stalls, in pauses of 100 launches or more",
     "starting": "starting queued kernels",
     "submission": "idle, work held back by driver",
     "to_roof": "headroom to roof",
     "unknown": "idle, cause unknown",
     "unprofiled_busy": "GPU busy without profiler (estimate)",
     "unprofiled_host": "host busy issuing work without profiler (estimate)",
+    "unused_numbers": "of the gradients' numbers unused",
     "used_rows": "table rows used",
     "known_work": "work known for",
     "waited": "exposed waiting of other ranks",
@@ -398,7 +417,7 @@ _FINDINGS: Final = {
         column("remedy", help="", title="First remedy"),
         Column("refute"),
         _GAIN,
-        Column("at_most", help="speed-up that no remedy can exceed", kind="number"),
+        Column("at_most", help="speed-up that no remedy can exceed, if it is near the gain", kind="number"),
     )
 }
 _REMEDIES: Final = (
@@ -431,8 +450,15 @@ def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> float:
     return 1 if coverage is None else coverage.steps
 
 
+def evidence_label(finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> str:
+    """The word before evidence, with the number of GPUs if their times and counts were added up."""
+    coverage = getattr(diagnosis, "coverage", None)
+    gpus = 1 if coverage is None or isinstance(rule(finding.id), RanksRule) else coverage.gpus
+    return "evidence" if gpus == 1 else f"evidence (sums and shares over {fmt.count(gpus)} GPUs)"
+
+
 def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
-    """One row per finding, worst first; evidence as text, and the first remedy of each."""
+    """One row per finding, in their order; evidence as text, and the first remedy of each."""
     rows = []
     for rank, finding in enumerate(diagnosis.findings, start=1):
         low, high = finding.expected_interval or (None, None)
@@ -445,7 +471,7 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
             "evidence": evidence_text(finding.evidence, steps=steps_judged(diagnosis)),
             "remedy": finding.remedies[0].action if finding.remedies else None,
             "gain": factor(finding.expected),
-            "at_most": factor(finding.bound),
+            "at_most": factor(told_bound(finding)),
         }
         rows.append({name: derived[name] if name in derived else getattr(finding, name) for name in _FINDINGS})
     return frame_of(_FINDINGS.values(), rows)
@@ -454,8 +480,18 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
 def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     """The findings, the verdict of each phase, and the predicted effect of changes."""
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
-    tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None, cards=True)]
-    if diagnosis.per_phase:
+    tables = [
+        Table(
+            "findings",
+            "Findings, the one to mend first, then worst first",
+            shown,
+            findings_frame(diagnosis),
+            limit=None,
+            cards=True,
+        )
+    ]
+    # A phase that is the whole window repeats its verdict.
+    if any(phase.share < _WHOLE for phase in diagnosis.per_phase):
         phases = (*map(_phase_row, diagnosis.per_phase), *_outside(diagnosis))
         tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, frame_of(_PHASES, phases), limit=None))
     if diagnosis.predictions:
@@ -471,6 +507,9 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         tables.append(Table("predictions", caption, _PREDICTIONS, frame_of(_PREDICTIONS, changes), limit=None))
     return tuple(tables)
 
+
+#: Share of the window from which on a phase is all of it.
+_WHOLE: Final = 0.999
 
 #: Work outside of all phases is listed from this share of the window on.
 _SMALLEST_OUTSIDE_SHARE: Final = 0.001
@@ -515,14 +554,15 @@ def finding_sections(diagnosis: Diagnosis | RunDiagnosis, at: str = "") -> Itera
     """A section for each finding, the first one unfolded; `at` prefixes their ids."""
     for rank, finding in enumerate(diagnosis.findings):
         title = f"{finding.id}: {rule(finding.id).limiter}"
-        blocks = tuple(_one_finding(finding, steps_judged(diagnosis)))
+        blocks = tuple(_one_finding(finding, diagnosis))
         yield Section(f"{at}finding-{finding.id}", title, blocks, folded=rank > 0)
 
 
-def _one_finding(finding: Finding, steps: float) -> Iterator[Block]:
-    """A finding with its evidence, remedies and what would refute it; `steps` are those of the window."""
+def _one_finding(finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> Iterator[Block]:
+    """A finding with its evidence, remedies and what would refute it."""
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
-    yield Paragraph(f"Evidence: {evidence_text(finding.evidence, steps=steps)}.")
+    evidence = evidence_text(finding.evidence, steps=steps_judged(diagnosis))
+    yield Paragraph(f"{fmt.capitalised(evidence_label(finding, diagnosis))}: {evidence}.")
     for label, text in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
         if text:
             yield Paragraph(f"{label}: {text}.")

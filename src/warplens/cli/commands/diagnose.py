@@ -15,13 +15,23 @@ from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.verdict import brings, evidence_text, place_lines, places, standing, steps_judged, verdict_words
+from warplens.report.verdict import (
+    brings,
+    evidence_label,
+    evidence_text,
+    place_lines,
+    places,
+    standing,
+    steps_judged,
+    verdict_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from warplens.answers.results import VerdictAnswer
-    from warplens.diagnosis import Finding
+    from warplens.diagnosis import Diagnosis, Finding
+    from warplens.diagnosis.across import RunDiagnosis
 
 
 def diagnose(
@@ -48,7 +58,8 @@ def diagnose(
 ) -> None:
     """What limits the program, what to do about it, and how to verify the change.
 
-    Findings are listed worst first, each with its gain, evidence, remedies, and the experiment that would refute it.
+    The finding to mend first comes first, then the others, worst first: each with its gain, evidence, remedies, and the
+    experiment that would refute it. A cause of others, such as a wait that no graph captures, precedes a larger gain.
     Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost each other comes
     first: a late rank, small collectives, a pipeline's bubble; then each rank separately.
     """
@@ -87,17 +98,17 @@ def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
 
     verdict = f"verdict: {verdict_words(answer.findings[0])}"
     yield f"{verdict}\n{one_line(answer.headline)}", f"**{escaped(verdict)}** {escaped(answer.headline)}"
-    steps = steps_judged(answer.diagnosis)
-    yield from (_entry(rank, finding, steps) for rank, finding in enumerate(answer.findings, start=1))
+    yield from (_entry(rank, finding, answer.diagnosis) for rank, finding in enumerate(answer.findings, start=1))
 
 
-def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
-    """A finding, for a terminal and as Markdown; `steps` is the number of steps in the window."""
+def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> tuple[str, str]:
+    """A finding, for a terminal and as Markdown."""
     from warplens.report.markdown import escaped, fenced
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
-    facts = {"evidence": evidence_text(finding.evidence, steps=steps), "mostly in": places(finding)}
+    evidence = evidence_text(finding.evidence, steps=steps_judged(diagnosis))
+    facts = {evidence_label(finding, diagnosis): evidence, "mostly in": places(finding)}
     facts["in the program"] = "; ".join(place_lines(finding))
     for label, fact in facts.items():
         if fact:

@@ -50,13 +50,13 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     ),
     "send_recv": (
         Remedy(
-            "Send the next block while this one is computed",
-            "# dist.batch_isend_irecv of the next block into a second buffer, before the work on this one;\n"
-            "# wait() after it, as ring attention does with keys and values",
+            "Send one part while another is computed",
+            "# a pipeline: more micro-batches than stages, so that one is computed while another is sent\n"
+            "# a ring: dist.batch_isend_irecv of the next block before the work on this one, wait() after it",
         ),
         Remedy(
             "Send fewer bytes",
-            "# keys and values before they are repeated for heads; 16 bits or fewer",
+            "# 16 bits or fewer; in a ring, keys and values before they are repeated for heads",
         ),
     ),
     "layers": (
@@ -109,8 +109,9 @@ class ExposedCommunication(Rule):
         "unprofiled_host_share": "host time to issue the work without a profiler, if that limits the gain",
     }
     refutation = (
-        "Leave the collectives out of one step (model.no_sync() with DistributedDataParallel; results are wrong then, "
-        "times are not): if it does not get faster by the exposed time, something else is the limit."
+        "Leave the exposed collectives out of one step (results are wrong then, times are not; for an exchange, a copy "
+        "of a tensor of the output's size in its place; for gradients under DistributedDataParallel, model.no_sync()): "
+        "if it does not get faster by the exposed time, something else is the limit."
     )
     precedence = "certain"
 
@@ -144,7 +145,9 @@ class ExposedCommunication(Rule):
         hides = hideable >= self.fewer_bytes
         kept = 1 - max(hideable, self.fewer_bytes)
         # Saved GPU time helps only until the host sets the pace, which issues the same work.
-        behind = facts.unprofiled_host_ns > facts.busy_ns - (1 - kept) * claimed
+        behind, behind_half = (
+            facts.unprofiled_host_ns > facts.busy_ns - share * claimed for share in (1 - kept, self.fewer_bytes)
+        )
         needed = facts.unprofiled_host_ns / facts.wall_ns
         pace = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
         overlapping = replace(
@@ -153,8 +156,8 @@ class ExposedCommunication(Rule):
             if hides
             else "limited by the compute that can run beside it, which takes less time",
         )
-        gain = "" if hides else f"{GAIN}{pace if behind else ''}; "
-        less = replace(fewer, expected=f"{gain}in proportion to the bytes")
+        half = f"with half of the bytes, and in proportion to them{pace if behind_half else ''}"
+        less = replace(fewer, expected=half if hides else f"{GAIN}; {half}")
         if hides:
             halved = gain_of(facts, int(claimed * self.fewer_bytes), on_gpu=True)
             less = bringing(less, Gain(halved, halved, halved), self.model)
@@ -349,10 +352,11 @@ class UnbucketedCommunication(RanksRule):
                 ),
                 Remedy(
                     "Merge small collectives into one call",
-                    "flat = torch.cat([p.grad.flatten() for p in parameters])\n"
-                    "dist.all_reduce(flat)\n"
-                    "torch._foreach_copy_(grads, views)\n"
-                    "# or dist.all_reduce_coalesced(grads); scale with torch._foreach_div_",
+                    "grads = [p.grad for p in parameters]\n"
+                    "flat = torch.cat([grad.flatten() for grad in grads])\n"
+                    "dist.all_reduce(flat); flat /= dist.get_world_size()\n"
+                    "parts = flat.split([grad.numel() for grad in grads])\n"
+                    "torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads)])",
                 ),
                 Remedy(
                     "Communicate less often",

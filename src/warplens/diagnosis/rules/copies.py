@@ -462,6 +462,7 @@ def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
         title = "Copy to pinned memory, without blocking"
         how = (
             "kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # once, before the loop\n"
+            "event = torch.cuda.Event()\n"
             "kept.copy_(x, non_blocking=True); event.record()\n"
             "# read `kept` after event.synchronize(), when the next batch has been launched"
         )

@@ -133,17 +133,18 @@ class PipelineBubble(RanksRule):
         for rank in run.ranks:
             summary = run.summary(rank)
             steps = summary.steps.filter("in_window").select(
-                "step", begin="start_ns", length=pl.col("end_ns") - pl.col("start_ns")
+                "step", "end_ns", begin="start_ns", length=pl.col("end_ns") - pl.col("start_ns")
             )
-            rows = summary.collectives.filter("in_window", pl.col("kind") == "send_recv")
+            # A step mostly in the window counts with its first transfer, of which the window may cut a part.
+            rows = summary.collectives.filter(pl.col("kind") == "send_recv").rename({"end_ns": "ended_ns"})
             if steps.height < 2 or not rows.height:
                 return {}
-            floor = (rows["end_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
+            floor = (rows["ended_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
             waited = (pl.col("exposed_ns") - floor).clip(0.0)
             waits[rank] = (
                 rows.sort("start_ns")
                 .join_asof(steps.sort("begin"), left_on="start_ns", right_on="begin")
-                .drop_nulls("step")
+                .filter(pl.col("start_ns") < pl.col("end_ns"))
                 .with_columns(waited.alias("waited"))
                 .group_by("step")
                 .agg(
@@ -277,7 +278,7 @@ _ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
         Remedy("Replace that GPU", "# run on other GPUs of the host, or drain the node, and compare"),
     ),
     "host": Remedy(
-        "Move that work out of the step",
+        "Leave its input and its logging to other processes",
         "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
         "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
     ),
@@ -369,8 +370,11 @@ class Straggler(RanksRule):
             return None
         return (late, held) if held else None
 
-    def _why(self, run: Run, late: int, held: Mapping[int, float]) -> tuple[str, dict[str, float], float]:
-        """The cause of the late rank, its excess by cause, and the share of the others' waiting that it explains."""
+    def _why(self, run: Run, late: int, held: Mapping[int, float]) -> tuple[str, dict[str, float], float, float]:
+        """The cause of the late rank, its excess by cause, and the others' waiting that costs time.
+
+        Last, the share of that waiting that the excess explains.
+        """
         others = [run.ranks[rank] for rank in held]
         excess = _excess(run.ranks[late], others)
         cause = max(excess, key=lambda name: excess[name])
@@ -381,7 +385,7 @@ class Straggler(RanksRule):
         explained = min(sum(max(spent, 0.0) for spent in excess.values()) * len(held) / max(costs, 1.0), 1.0)
         if excess[cause] <= 0 or explained < self.explained_share:
             cause = "unknown"
-        return cause, excess, explained
+        return cause, excess, costs, explained
 
     def _pace(self, run: Run, late: int, held: Mapping[int, float]) -> float:
         """Time of the late rank's steps over that of the others', at least 1; 1 as well if their steps differ.
@@ -424,12 +428,16 @@ class Straggler(RanksRule):
         shares = run.shares(held).values()
         row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         others = [run.ranks[rank] for rank in held]
-        cause, excess, explained = self._why(run, late, held)
+        cause, excess, costs, explained = self._why(run, late, held)
         advice, stall = _ADVICE[cause], run.ranks[late].stall
         remedies = advice if isinstance(advice, tuple) else (advice,)
         if cause == "host" and stall is not None:
             remedies = (*(Remedy(remedy.action, remedy.how) for remedy in stall.remedies[:1]), *remedies)
         reason = _CAUSES[cause].format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
+        waits_text = f"{mean / run.steps / 1e6:.1f} ms per step"
+        if costs < self.explained_share * sum(held.values()):
+            own_ms = costs / len(held) / run.steps / 1e6
+            waits_text += f", of which {own_ms:.1f} ms cost time, as their hosts are busy meanwhile"
         # The late rank cannot save more than its excess; the profiler's time in launches does not count.
         own = run.ranks[late]
         saved = sum(
@@ -453,7 +461,7 @@ class Straggler(RanksRule):
             limits,
             gains,
             bound=pace * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
-            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {reason}",
+            title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
                 "collectives_per_step": row["matched"] / run.steps,

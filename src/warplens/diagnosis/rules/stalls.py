@@ -40,8 +40,8 @@ _INPUT: Final = (
     ),
     Remedy(
         "Prepare it once, or on the GPU",
-        "# decode, augment and tokenise once and store the result\n"
-        "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
+        "# store what is the same in each epoch: decoded images, tokens, lists of neighbours\n"
+        "# or torch operators on CUDA tensors; for images torchvision.transforms.v2, NVIDIA DALI",
     ),
 )
 
@@ -120,17 +120,21 @@ _IN_OPERATORS: Final = Remedy(
 #: For host work on data that are then sent to the GPU, or were just fetched.
 _ON_DATA: Final = Remedy(
     "Process these data on the GPU",
-    "# send images as uint8 and token ids as they are; convert, normalize and augment them there\n"
-    "# count, compare and select there (torch.bincount, argmax), and copy only the result back\n"
-    "DataLoader(dataset, num_workers=8, pin_memory=True)  # or prepare them in other processes",
+    "# send them as they are (images as uint8); convert, normalize and augment them there\n"
+    "# look up, count, compare and select there (torch.bincount, argmax), and copy only the result back\n"
+    "# where that cannot be: in other processes, as those of a DataLoader",
 )
 
 #: For host work on data that come from the GPU and go back there.
 _ROUND_TRIP: Final = Remedy(
     "Do this work where its data are",
-    "# an optimizer with state or weights on the host: move it to the GPU, torch.optim.AdamW(…, fused=True),\n"
-    "# with 8-bit or sharded states if memory is short\n"
     "# NumPy or SciPy between two GPU operations: torch has most of it",
+)
+
+#: For programs that train, before the code of `_ROUND_TRIP`.
+_HOST_OPTIMIZER: Final = (
+    "# an optimizer with state or weights on the host: move it to the GPU, with fused=True,\n"
+    "# and 8-bit or sharded states if memory is short\n"
 )
 
 #: For host work on results that were just read back.
@@ -345,6 +349,8 @@ class HostStall(Rule):
         kept = self.handed_share if title == self.input_title else self.kept_share
         if avoidable is not None:
             kept, copies = self.moved_kept_share, int(facts.program.own_ns @ avoidable)
+        if own_remedy is _ROUND_TRIP and facts.trains:
+            own_remedy = replace(_ROUND_TRIP, how=_HOST_OPTIMIZER + _ROUND_TRIP.how)
         own_remedy = own_remedy or (_ON_DATA if on_data else None)
         apart = self._apart(facts, spent.to_numpy())
         unknown = _IN_OPERATORS if self._is_in_operators(facts, within, stalled_ns, apart) else _UNKNOWN_ACTIVITY

@@ -292,7 +292,7 @@ class HostSync(Rule):
         )
         later = Remedy(
             "Read the values back one step later",
-            "out = torch.empty(loss.shape, pin_memory=True)\n"
+            "out, event = torch.empty(loss.shape, pin_memory=True), torch.cuda.Event()  # once, before the loop\n"
             "out.copy_(loss, non_blocking=True); event.record()\n"
             "# read `out` after event.synchronize() in the next step",
             f"{GAIN}: the copy is then finished before the host waits for it",

@@ -328,7 +328,7 @@ class BelowRoof(Rule):
         "products_above_share": "of the window, products above their practical roof",
         "passes_above_share": "passes over memory above their practical roof, of the window",
         "others_above_share": "all other work above its practical roof, of the window; copies and fills count whole",
-        "known_work_share": "of the busy time, with known FLOPs and bytes",
+        "known_work_share": "of the busy time, with known FLOPs and bytes; null without a roof",
         "unprofiled_busy_share": "estimated busy share without the profiler's time in launches",
         "starting_share": "of the window, pauses in which queued work was about to start",
         "idle_ns_per_step": "pauses of a step",
@@ -407,7 +407,8 @@ class BelowRoof(Rule):
                 "above_roof_share": facts.above_roof_share if known else None,
                 "to_roof_share": facts.to_roof_share if known else None,
                 **(_gap(facts) if known else {}),
-                "known_work_share": facts.known_work_share,
+                # Without a roof, no work counts as known, although its operations may be.
+                "known_work_share": None if _no_peaks(facts) else facts.known_work_share,
                 "unprofiled_busy_share": min(facts.busy_ns / max(wall, 1), 1.0),
                 "starting_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
@@ -509,7 +510,8 @@ def _shapes(facts: Facts) -> Remedy | None:
     for labels, expected in _SHOWN_BY_SHAPES:
         if int(owned.filter(unknown.is_in(labels)).sum()) >= _LEAST_UNKNOWN * facts.wall_ns:
             how = (
-                "with torch.profiler.profile(record_shapes=True): step()\n"
+                "with torch.profiler.profile(record_shapes=True) as prof: step()\n"
+                "prof.export_chrome_trace('TRACE')\n"
                 "# or: warplens collect torch -- python train.py\n"
                 "warplens headroom PATH --with TRACE"
             )

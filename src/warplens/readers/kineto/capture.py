@@ -112,7 +112,7 @@ def epoch_of(header: Mapping[str, Any], zero_ns: int | None) -> int | None:
 
 # --- Notes on a Kineto trace, each with the way to a better one -------------------------------------------------------
 
-RECAPTURE = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True)"
+RECAPTURE = "torch.profiler.profile(activities=torch.profiler.supported_activities(), record_shapes=True)"
 
 #: Rounding begin and end to microseconds changes a duration by up to 1 µs: more than 5 % of kernels shorter than this.
 SHORT_KERNEL_NS = 20_000
