@@ -175,7 +175,11 @@ def test_of_very_many_profiles_those_with_the_most_to_gain_are_told_in_full(monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "shipped", ["demo", "data/captures", "data/grid", "data/pairs", "data/planted", "data/recordings"]
+    "shipped",
+    [
+        *("demo", "data/captures", "data/grid", "data/pairs/development", "data/planted", "data/recordings"),
+        pytest.param("data/pairs", marks=pytest.mark.every),
+    ],
 )
 def test_the_page_on_many_shipped_profiles_stays_below_ten_megabytes(shipped, tmp_path):
     from typer.testing import CliRunner

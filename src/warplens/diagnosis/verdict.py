@@ -70,7 +70,7 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
         (cause.needless(verdict), "work that is not needed need not get faster"),
         (larger.is_throughput and not verdict.is_throughput, "that gain needs more work per step"),
         (verdict.id == "host-sync", "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"),
-        (cause.makes_launches(verdict), "no CUDA graph captures its cause, without which a step launches less"),
+        (cause.makes_launches(verdict), "without its cause a step launches less, and a CUDA graph may capture it"),
         (
             larger.id in ("launch-overhead", "host-stall"),
             "it makes the host late in a way that faster launches do not mend",
