@@ -177,6 +177,17 @@ def test_weights_that_are_copied_to_the_host_one_by_one_are_a_set_and_no_values_
     assert found["expected"] == pytest.approx(1.35, rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["optimizer_kept_on_host", "cache_offloaded_without_need"])
+def test_what_comes_back_is_copied_ahead_and_no_result(name: str) -> None:
+    path = next(each for each in pairs() if each.name == name).path("nsys")
+    assert path is not None
+    found = next(each for each in diagnose([path]).to_dict()["findings"] if each["id"] == "blocking-copy")
+    assert [each["action"] for each in found["remedies"][:2]] == [
+        "Keep on the GPU what comes back to it",
+        "Copy ahead what memory has no room for",
+    ]
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_network_that_a_step_runs_three_times_has_three_graphs_and_one_optimizer(source: str) -> None:
     """Its backward passes are not over one graph, and the sums of their gradients are taken by the optimizer."""

@@ -202,6 +202,12 @@ def test_the_next_commands_repeat_the_options_of_the_answer(warplens, name, give
     assert f"warplens compare {profile} AFTER {given}" in commands
 
 
+def test_the_next_command_on_two_profiles_repeats_the_options(warplens):
+    sides = [str(files("planted", f"{name}__baseline.json.xz")[0]) for name in ("tiny_elementwise", "deep_mlp_bs1")]
+    run = warplens(*sides, "--window", "all", "--gpu", "H200")
+    assert f"warplens compare {' '.join(sides)} --gpu H200 --window all  # the difference" in run.out
+
+
 def test_diagnose_gives_the_gpu_to_every_rank(warplens):
     assert "--gpu 'Foo': no such GPU is known" in warplens("diagnose", *RANKS, "--gpu", "Foo").err
 

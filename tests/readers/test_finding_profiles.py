@@ -61,7 +61,8 @@ def test_an_empty_file_where_a_profile_should_be_is_kept_so_that_it_is_reported(
         "b/failed.ncu-rep",
     ):
         (folder / name).touch()
-    assert _names(folder, discover([folder / "b"])) == [
+    assert _names(folder, discover([folder / "b"])) == ["b/alone.nsys-rep", "b/run.sqlite"]
+    assert _names(folder, discover([folder / "b"], failed=True)) == [
         "b/alone.nsys-rep",  # and not b/alone.sqlite, the same capture
         "b/failed.sqlite",
         "b/failed.sqlite.gz",

@@ -74,6 +74,7 @@ class Reading:
     profiles: Profiles
     window: Callable[[Timeline], Window]  #: finds the requested window of a profile
     counters: Sequence[KernelCounters]  #: reports of hardware counters
+    counter_paths: Sequence[Path]  #: of these reports
     joined: tuple[tuple[Joined, ...], ...]  #: for each profile its counter reports; () if there are none
     cells: Cells | None  #: the grid of the profiles, if they form one
     unreadable: tuple[UnreadableInputError, ...]  #: errors of all files that could not be read
@@ -113,7 +114,7 @@ def read_all(
     grid = grid or GridRequest({})
     trace_paths, counter_paths = discover_both(paths)
     cells = find_cells(trace_paths, grid) if trace_paths or grid.is_explicit else None
-    counters, unreadable_counters = _read_counter_reports(counter_paths)
+    counter_paths, counters, unreadable_counters = _read_counter_reports(counter_paths)
     if not trace_paths and not counters:
         raise unreadable_counters[0]
     profiles = Profiles()
@@ -128,7 +129,9 @@ def read_all(
     timed = [with_measured_step(timeline, window_of(timeline), step_time) for timeline in profiles.timelines]
     profiles = replace(profiles, timelines=tuple(timed))
     joined = _join_all(profiles, counters, window_of)
-    return Reading(profiles, window_of, counters, joined, cells, (*profiles.unreadable, *unreadable_counters))
+    return Reading(
+        profiles, window_of, counters, counter_paths, joined, cells, (*profiles.unreadable, *unreadable_counters)
+    )
 
 
 def examined(reading: Reading, diagnoses: Sequence[Diagnosis] = ()) -> list[Numbers]:
@@ -174,19 +177,22 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
     return Profiles(tuple(read_paths), tuple(timelines), tuple(unreadable))
 
 
-def _read_counter_reports(paths: Sequence[Path]) -> tuple[list[KernelCounters], list[UnreadableInputError]]:
+def _read_counter_reports(
+    paths: Sequence[Path],
+) -> tuple[list[Path], list[KernelCounters], list[UnreadableInputError]]:
     if not paths:
-        return [], []
+        return [], [], []
     from warplens.analysis.counters.speedoflight import OPCODES
 
-    reports, unreadable = [], []
+    read_paths, reports, unreadable = [], [], []
     for path in paths:
         with progress(f"reading {path.name}") as tell:
             try:
                 reports.append(read_counters(path, instances=(OPCODES,), progress=tell))
+                read_paths.append(path)
             except UnreadableInputError as error:
                 unreadable.append(error)
-    return reports, unreadable
+    return read_paths, reports, unreadable
 
 
 def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:

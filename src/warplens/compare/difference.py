@@ -211,9 +211,10 @@ class StepDifference:
         return before, after
 
     @property
-    def gpus(self) -> int:
-        """The number of GPUs of the side that has more of them."""
-        return max(len(side.timeline.devices_in(side.window)) for side in (self.baseline, self.variant))
+    def gpus(self) -> tuple[int, int]:
+        """The number of GPUs of the side with fewer and of the one with more of them."""
+        first, second = (len(side.timeline.devices_in(side.window)) for side in (self.baseline, self.variant))
+        return min(first, second), max(first, second)
 
     @property
     def per(self) -> str:

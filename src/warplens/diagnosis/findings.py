@@ -214,7 +214,7 @@ class Diagnosis:
 
     Attributes:
         verdict: id of the rule of the main limiter; the first finding has it.
-        headline: one sentence for people.
+        headline: one sentence for people; a second one if a finding with a larger gain comes after it.
         headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
         unprofiled_share: the same share of the time without the profiler; None without `headline_share`.
         findings: the one to mend first, which may be the cause of one with a larger gain; then the worst first.

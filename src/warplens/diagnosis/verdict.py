@@ -81,6 +81,7 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
 
 
 def _limit(facts: Facts, verdict: Finding, claims: Claims) -> str:
+    """The limit of the window and the gain, in one sentence."""
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         text = template.format(share=percent(share))

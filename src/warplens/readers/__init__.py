@@ -233,13 +233,14 @@ def holds_measurements(path: Path) -> bool:
     return holds(path, _MEASUREMENTS)
 
 
-def discover(paths: Iterable[Path | str]) -> list[Path]:
+def discover(paths: Iterable[Path | str], *, failed: bool = False) -> list[Path]:
     """The profiles in these files and folders, folders searched to any depth.
 
     A file given itself is always kept, in its place, so that an unreadable one is reported and not skipped. Of a folder
     only files that are profiles by content are taken, in the order of their paths; hidden folders and files are
-    skipped, and so is a report (`.nsys-rep`) with its own SQLite export beside it: it is the same capture. An empty
-    file with the suffix of a profile is kept, so that a failed recording is reported, unless the other form is there.
+    skipped, and so is a report (`.nsys-rep`) with its own SQLite export beside it: it is the same capture. With
+    `failed`, an empty file with the suffix of a profile is kept, so that a failed recording is reported, unless the
+    other form is there.
 
     Raises:
         UnreadableInputError: a path does not exist, or a folder holds no profile.
@@ -253,7 +254,9 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
             folders = {file.parent for file in files if file.stem == "StringIds"}
             exported = [folder for folder in sorted(folders) if _TRACES.taking(folder) is not None]
             traces = [file for file in files if holds_trace(file)]
-            profiles = exported + _without_exported_reports(_with_failed(traces, files, _TRACE_SUFFIXES))
+            profiles = exported + _without_exported_reports(
+                _with_failed(traces, files, _TRACE_SUFFIXES) if failed else traces
+            )
             if not profiles:
                 none = f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace"
                 raise UnreadableInputError(
@@ -282,11 +285,11 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     for path in map(located, paths):
         if not path.is_dir() or _TRACES.taking(path) is not None:
             found = [path] if path.exists() and holds_counters(path) else []
-            traces += [] if found else discover([path])
+            traces += [] if found else discover([path], failed=True)
         else:
-            found = _counters_below(path)
+            found = _counters_below(path, failed=True)
             try:
-                traces += discover([path])
+                traces += discover([path], failed=True)
             except UnreadableInputError:
                 if not found:
                     raise
@@ -295,7 +298,7 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
 
 
 def discover_counters(paths: Iterable[Path | str]) -> list[Path]:
-    """The reports of counters in these files and folders, as `discover_both` finds them; files given are always kept.
+    """The reports of counters in these files and folders, as `discover_both` finds them, but for empty ones of folders.
 
     Raises:
         UnreadableInputError: a folder holds none.
@@ -310,9 +313,10 @@ def discover_counters(paths: Iterable[Path | str]) -> list[Path]:
     return reports
 
 
-def _counters_below(folder: Path) -> list[Path]:
+def _counters_below(folder: Path, *, failed: bool = False) -> list[Path]:
     files = sorted(files_below(folder))
-    return _without_exports(_with_failed([file for file in files if holds_counters(file)], files, _COUNTER_SUFFIXES))
+    reports = [file for file in files if holds_counters(file)]
+    return _without_exports(_with_failed(reports, files, _COUNTER_SUFFIXES) if failed else reports)
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -331,14 +335,15 @@ def _with_failed(profiles: list[Path], files: Sequence[Path], suffixes: tuple[st
     Empty files beside a profile of the same name are left out: the recording is there in another form.
     """
     names = {_unpacked(file).with_suffix("") for file in profiles}
-    failed = {
+    kept = {*profiles}
+    kept |= {
         file
         for file in files
         if _unpacked(file).name.endswith(suffixes)
         and _unpacked(file).with_suffix("") not in names
         and not file.stat().st_size
     }
-    return [file for file in files if file in {*profiles, *failed}]
+    return [file for file in files if file in kept]
 
 
 def _unpacked(file: Path) -> Path:

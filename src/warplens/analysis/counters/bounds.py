@@ -67,7 +67,7 @@ _top_share = pl.max_horizontal("compute_share", "memory_share")
 _whole_waves = pl.col("waves").floor() + 1
 #: Less than one wave, by launch statistics or else by the rule, and the least number of waves that this can be.
 _small_grid = pl.coalesce(pl.col("waves") < 1, "small_by_rule")
-_least_waves = pl.coalesce("waves", pl.col("rule_waves") - _ROUNDED_WAVES)
+_least_waves = pl.coalesce("waves", (pl.col("rule_waves") - _ROUNDED_WAVES).clip(lower_bound=0))
 
 _FAULTS: Final = (
     _Fault(

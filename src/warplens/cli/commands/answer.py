@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import webbrowser
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -151,7 +152,7 @@ def _print_profile(reading: Reading, paths: Sequence[Path], step_time: str | Non
     if step_time is not None:
         diagnose += f" --step-time {fmt.shell_word(step_time)}"
     if reading.counted is not None:
-        diagnose += f" --counters {typed(discover_both(paths)[1][0])}"
+        diagnose += f" --counters {typed(reading.counter_paths[0])}"
     commands = {diagnose: "every finding, with its evidence and what would refute it"}
     if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
         commands[f"warplens compare {profile} AFTER{repeated}"] = "after the change: did it work, and is that certain?"
@@ -203,12 +204,13 @@ def _compare(profiles: Profiles, paths: Sequence[Path], window: str, range_name:
     if (needed_repeats := needed_text(numbers.comparison)) is not None:
         lines.append(Line("sure", needed_repeats))
     lines += cautions(comparison.notes)
-    typed_paths = list(map(typed, profiles.paths))
-    commands = {f"warplens compare {' '.join(typed_paths)}": "the difference, part by part and kernel by kernel"}
+    typed_paths, repeated = list(map(typed, profiles.paths)), _repeated(window, range_name, State.gpu)
+    asked = f"warplens compare {' '.join(typed_paths)}{repeated}"
+    commands = {asked: "the difference, part by part and kernel by kernel"}
     if from_folder:
         explanation = "Two profiles of a folder that are not the ranks of one run: baseline and variant by their names."
         lines.append(Line("taken as", explanation))
-        commands[f"warplens compare {' '.join(reversed(typed_paths))}"] = "the other way round"
+        commands[f"warplens compare {' '.join(reversed(typed_paths))}{repeated}"] = "the other way round"
     print_brief([*lines, Line("next", "", "quiet", _explained(commands))])
     return comparison
 
@@ -224,8 +226,7 @@ def _print_run(run: RunDiagnosis, paths: Sequence[Path], window: str) -> None:
         diagnose: "every finding, with its evidence and what would refute it",
         f"warplens ranks {typed_paths}{_repeated(window)}": "every rank, wait and collective",
     }
-    ranks, window, *_ = facts(run.run.result)
-    print_lines([f"{ranks} · {window}"])
+    print_lines([" · ".join(islice(facts(run.run.result), 2))])
     print_brief(brief(run, commands=_explained(commands)), by_itself_table(run))
 
 

@@ -67,7 +67,7 @@ def diagnose(
     if len(profile_paths) > 1:
         if any(given is not None for given in (counters, changes, range_name, step_time)):
             raise UsageError("--counters, --if, --step-time and --range are about one profile: name it")
-        _diagnose_run(profile_paths, window, form)
+        _diagnose_run(discover([located(path) for path in paths], failed=True), window, form)
         return
     report = read_counters(counters) if counters is not None else None
     selection = select(paths[0], window, range_name, launch_configuration=True)

@@ -34,7 +34,7 @@ def ranks(
     several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
     """
     folder = checked_target(output, paths, form) if output else None
-    files = discover(paths)
+    files = discover(paths, failed=True)
     with progress(f"reading {fmt.plural(len(files), 'profile')}") as tell:
         if scheduler is None:
             workers = workers_that_fit(files, workers, RANK)

@@ -254,7 +254,7 @@ def demo(
     models = _selected(shipped, in_grid)
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
-    numbers = examined(Reading(in_report, Timeline.window, (), (), None, ()))
+    numbers = examined(Reading(in_report, Timeline.window, (), (), (), None, ()))
     written = _write_overview(numbers, folder, forms)
     if (cells := find_cells(models.paths, grid)) is not None:
         written += _write_grid(models, cells, grid, folder, forms, numbers)

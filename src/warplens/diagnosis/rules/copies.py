@@ -182,8 +182,10 @@ class BlockingCopy(Rule):
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses between pieces that are sent one by one, and between the tensors of a set that is fetched."""
-        share = np.maximum(self._pieces(facts), self._staying(facts) * fetched_sets(facts))
-        return facts.program.of_gaps(share) if share.any() else None
+        pieces, in_set = self._pieces(facts), fetched_sets(facts)
+        if in_set.any():
+            pieces = np.maximum(pieces, self._staying(facts) * in_set)
+        return facts.program.of_gaps(pieces) if pieces.any() else None
 
     def claim(self, facts: Facts) -> Float64s | None:
         """All other copies over the link."""
@@ -210,10 +212,8 @@ class BlockingCopy(Rule):
         replayed = at_once or self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
-        fetched = (
-            2 * int(facts.work["bytes"].gather(np.flatnonzero(facts.program.having("label", HOST_COPIES[1]))).sum())
-            > moved
-        )
+        _, bytes_, sent, _ = self._over_link(facts)
+        fetched = of_set or (not stays and 2 * int(bytes_[~sent].sum()) > moved)
         less = Remedy(
             "Copy less",
             _FEWER_RESULTS
@@ -231,8 +231,7 @@ class BlockingCopy(Rule):
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
         if not link_bound:
             # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
-            _, bytes_, sent, _ = self._over_link(facts)
-            known = halved > 1 and 2 * int(bytes_[~sent].sum()) <= moved
+            known = halved > 1 and not fetched
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
         return self.raised(

@@ -307,7 +307,7 @@ class TensorCompute(Rule):
                     "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too"
                     if facts.of_nvidia
                     else "# dimensions in multiples of 256, the vocabulary too\n"
-                    "PYTORCH_TUNABLEOP_ENABLED=1 python program.py  # times the kernels of hipBLASLt for each shape",
+                    "PYTORCH_TUNABLEOP_ENABLED=1 python train.py  # times the kernels of hipBLASLt for each shape",
                     "up to one partial wave of blocks per product",
                 ),
             ),

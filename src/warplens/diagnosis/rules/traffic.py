@@ -527,8 +527,8 @@ _FUSED_OPERATORS: Final = (
         "# batch norms: channels last for cuDNN's fused ones; inference: torch.nn.utils.fuse_conv_bn_eval(conv, norm)",
     ),
     (r"(?i)rsqrt|layer_?norm|rms_?norm|pow_tensor_scalar", "# F.rms_norm, F.layer_norm"),
-    (r"(?i)gelu|tanh|erf", "# F.gelu(x, approximate='tanh')"),
-    (r"(?i)softmax|nll|cross_entropy|logsumexp", "# F.cross_entropy(label_smoothing=0.1), liger-kernel"),
+    (r"(?i)gelu|tanh_kernel|(?<![a-z])erf(?![a-z])", "# F.gelu(x, approximate='tanh') for a written-out GELU"),
+    (r"(?i)nll|cross_entropy|logsumexp|log_?softmax", "# F.cross_entropy(label_smoothing=0.1), liger-kernel"),
     (r"(?i)cos_|sin_|neg_|CatArray", "# liger-kernel or flash-attn for rotary embeddings"),
 )
 

@@ -223,7 +223,8 @@ def part_name(group: str, part: str) -> str:
 
 def _over_gpus(how: str, difference: StepDifference) -> str:
     """How the numbers of several GPUs are one, for a caption; empty for a single GPU."""
-    return f" ({how} of {difference.gpus} GPUs)" if difference.gpus > 1 else ""
+    least, most = difference.gpus
+    return "" if most == 1 else f" ({how} of {most if least == most else f'{least} and {most}'} GPUs)"
 
 
 def part_table(difference: StepDifference, most: int | None = None) -> Table:

@@ -357,8 +357,8 @@ def _gpu_work(difference: StepDifference, explanation: Explanation) -> str:
         return f"{_change_of_work(explanation)}, counting CUDA graphs with hidden kernels as a whole"
     if at_a_time := _overlaps(difference):
         before, after = at_a_time
-        how = f"{fmt.number(after)} kernels run at a time instead of {fmt.number(before)}"
-        return f"{_change_of_work(explanation)}, as {how}"
+        run = "kernel runs" if fmt.number(after) == "1" else "kernels run"
+        return f"{_change_of_work(explanation)}, as {fmt.number(after)} {run} at a time instead of {fmt.number(before)}"
     return _change_of_work(explanation)
 
 
