@@ -340,10 +340,14 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
         return
     first, verdict = findings[0], diagnosis["verdict"]
     reading.expect(verdict == first["id"], "the first finding is the verdict", "headline", verdict, first["id"])
-    shown = {number for number in (first["expected"], first["bound"]) if number is not None}
-    for factor in _factors(headline):
-        fits = any(abs(factor - number) <= _rounding(factor) for number in shown)
-        reading.expect(fits, "the headline has the first finding's number", "headline", headline, sorted(shown))
+    # A second sentence may tell the larger gain of another finding.
+    limit, _, before = headline.partition(" It comes before ")
+    named = next((finding for finding in findings if before.startswith(f"{finding['id']} (")), first)
+    for text, finding, whose in ((limit, first, "first"), (before, named, "named")):
+        shown = {number for number in (finding["expected"], finding["bound"]) if number is not None}
+        for factor in _factors(text):
+            fits = any(abs(factor - number) <= _rounding(factor) for number in shown)
+            reading.expect(fits, f"the headline has the {whose} finding's number", "headline", headline, sorted(shown))
     shares = _shares(headline)
     own = _own_time(first)
     known_share = diagnosis["headline_share"]
