@@ -85,7 +85,7 @@ def answer(
     if not profiles.timelines:
         _print_counters(reading, paths)
     elif len(profiles.timelines) == 1:
-        diagnosed = [_print_profile(reading, paths, step_time, _repeated(window, range_name, State.gpu))]
+        diagnosed = [_print_profile(reading, step_time, _repeated(window, range_name, State.gpu))]
     elif run is not None:
         _print_run(run, paths, window)
     elif (
@@ -141,7 +141,7 @@ def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
         return None
 
 
-def _print_profile(reading: Reading, paths: Sequence[Path], step_time: str | None, repeated: str) -> DiagnosisAnswer:
+def _print_profile(reading: Reading, step_time: str | None, repeated: str) -> DiagnosisAnswer:
     """Print the answer on one profile with its counters, and what to ask next, with the `repeated` options."""
     (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
     selection = selected(timeline, reading.window(timeline))

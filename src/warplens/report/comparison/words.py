@@ -303,9 +303,8 @@ def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
         bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
         return f"{work}, but {bounded}" if _leads_with_work(explanation) else f"{bounded}; {work}"
     if explanation.cause == "gpu-work":
-        more = f", {_largest_work(difference, explanation)}"
-        if hides_kernels(difference) or _overlaps(difference):
-            more = ""
+        is_of_kernels = not hides_kernels(difference) and _overlaps(difference) is None
+        more = f", {_largest_work(difference, explanation)}" if is_of_kernels else ""
         return f"{work}{_share_of_change(explanation)}{more}{_given_back(explanation)}"
     change = fmt.duration(abs(_main_change(explanation)))
     grew = f"{'more' if explanation.change_ns > 0 else 'less'} per {difference.per}"
@@ -477,15 +476,14 @@ def work_sentence(numbers: StepNumbers) -> str | None:
     source = "as given" if work.source == "given" else "modelled from the operators' shapes"
     same = abs(ratio - 1) < _SAME_FLOPS
     text = f"FLOPs are the same ({source})" if same else f"FLOPs change by {_change(ratio)} ({source})"
-    time, times = numbers.comparison.ratio, "times as long"
-    if numbers.comparison.verdict != "undecided" and forbids_verdict(numbers) is None:
-        each = f"{fmt.number(time.estimate / ratio)} {times}"
-        return f"{text}, the time {'changes ' if same else ''}by {_change(time.estimate)}: each FLOP takes {each}."
-    if forbids_verdict(numbers) is not None or not time.high < math.inf or time.low <= ratio <= time.high:
+    time, is_open = numbers.comparison.ratio, numbers.comparison.verdict == "undecided"
+    ends = (time.low, time.high) if is_open else (time.estimate,)
+    tells = not is_open or (math.isfinite(time.high) and not time.low <= ratio <= time.high)
+    if forbids_verdict(numbers) is not None or not tells:
         return f"{text}."
-    each = f"{fmt.number(time.low / ratio)} to {fmt.number(time.high / ratio)} {times}"
-    within = f"{_change(time.low)} to {_change(time.high)}"
-    return f"{text}, the time {'changes ' if same else ''}by {within}: each FLOP takes {each}."
+    changes = " to ".join(map(_change, ends))
+    times = " to ".join(fmt.number(end / ratio) for end in ends)
+    return f"{text}, the time {'changes ' if same else ''}by {changes}: each FLOP takes {times} times as long."
 
 
 def _change(ratio: float) -> str:
