@@ -22,6 +22,7 @@ __all__ = [
     "PROGRAMS",
     "SEVENTEENTH",
     "SEVENTH",
+    "SEVERAL",
     "SIXTEENTH",
     "SIXTH",
     "TENTH",
@@ -42,7 +43,9 @@ __all__ = [
     "Program",
     "Step",
     "healthy",
+    "mends",
     "pair",
+    "several",
 ]
 
 Step = Callable[[], object]
@@ -65,6 +68,9 @@ DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HAL
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
 EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD, TWENTY_FOURTH = HALVES[17:24]
 TWENTY_FIFTH, TWENTY_SIXTH, TWENTY_SEVENTH, TWENTY_EIGHTH, TWENTY_NINTH, THIRTIETH = HALVES[24:]
+
+#: Programs with several habits, which are no half: they show whether causes are ranked, and how their remedies add up.
+SEVERAL = "several"
 
 PROGRAMS: dict[str, Program] = {}
 
@@ -90,6 +96,7 @@ class Program:
         inference: whether steps run without gradients.
         compiles: whether a variant is compiled (such programs are run once beforehand, so that compilers are done).
         library: where the model comes from.
+        fixes: of a program with several habits, what each variant of this name mends alone; `after` mends all.
         what: the function's docstring.
     """
 
@@ -109,12 +116,13 @@ class Program:
     inference: bool = False
     compiles: bool = False
     library: str = "torch"
+    fixes: dict[str, str] = field(default_factory=dict)
     what: str = ""
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """A healthy program has one variant."""
-        return (BEFORE, AFTER) if self.habit else (BEFORE,)
+        """A healthy program has one variant, a program with several habits one for each fix and one with all."""
+        return (BEFORE, *self.fixes, AFTER) if self.habit or self.fixes else (BEFORE,)
 
     def described(self) -> dict[str, Any]:
         """Everything but the code."""
@@ -138,3 +146,13 @@ def pair(habit: str, family: str, change: str, half: str = DEVELOPMENT, **settin
 def healthy(family: str, half: str = DEVELOPMENT, **settings: Any) -> Callable[[Build], Build]:
     """Registers a program in which nothing is to be mended."""
     return pair("", family, "", half, **settings)
+
+
+def several(family: str, fixes: dict[str, str], **settings: Any) -> Callable[[Build], Build]:
+    """Registers a program with several habits; each fix is a variant of its own, and `after` has all of them."""
+    return pair("", family, "; ".join(fixes.values()), SEVERAL, fixes=fixes, **settings)
+
+
+def mends(variant: str, fix: str) -> bool:
+    """Whether the variant mends this habit of a program with several."""
+    return variant in {AFTER, fix}
