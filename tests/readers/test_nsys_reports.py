@@ -35,6 +35,7 @@ def machine(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("NSYS", raising=False)
+    monkeypatch.delenv("WARPLENS_NSYS", raising=False)
     monkeypatch.setattr(nsys_rep, "_USUAL_PLACES", (f"{folder}/opt/*/bin/nsys",))
     monkeypatch.setattr(nsys_rep.shutil, "which", lambda _: shutil_which(folder / "bin"))
     return folder
@@ -218,10 +219,11 @@ def test_the_newest_installed_nsys_is_used(machine, report, converting):
     assert (_runs(old), _runs(new)) == (0, 1)
 
 
-def test_the_one_that_the_user_names_goes_first(machine, report, converting, monkeypatch):
+@pytest.mark.parametrize("variable", ["NSYS", "WARPLENS_NSYS"])
+def test_the_one_that_the_user_names_goes_first(machine, report, converting, monkeypatch, variable):
     newer = _install(machine / "bin/nsys", "2026.1.1.0", "exit 1")
     named = _install(machine / "my/nsys", "2025.1.1.0", converting)
-    monkeypatch.setenv("NSYS", str(named))
+    monkeypatch.setenv(variable, str(named))
     read(report)
     assert (_runs(newer), _runs(named)) == (0, 1)
 

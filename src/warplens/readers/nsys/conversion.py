@@ -104,8 +104,8 @@ def _needed_nsys(file: Input) -> Nsys:
 
 
 def find_nsys() -> Nsys | None:
-    """The nsys to use: the one named by $NSYS, else the newest on the PATH and in the usual places."""
-    named = os.environ.get("NSYS")
+    """The nsys to use: the one that $WARPLENS_NSYS or $NSYS names, else the newest on the PATH and in usual places."""
+    named = os.environ.get("WARPLENS_NSYS") or os.environ.get("NSYS")
     candidates = [Path(named)] if named else list(_installed())
     installed = [Nsys(program, version) for program in candidates if (version := _version_of(program)) is not None]
     return max(installed, key=lambda nsys: nsys.version, default=None)
