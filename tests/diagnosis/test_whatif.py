@@ -10,9 +10,10 @@ from tests.diagnosis.machine import MS, US, Machine
 from tests.diagnosis.programs import verdict
 from tests.shipped import capture, of_others
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import Diagnosis
+from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.whatif import WhatIf
+from warplens.errors import UsageError
 
 #: Milliseconds of a step without a profiler, and after the change that the first finding names: as timed.
 TIMED = {
@@ -86,6 +87,45 @@ def test_two_causes_together_bring_what_the_program_without_both_takes() -> None
     assert both.step_ns == pytest.approx(neither + HostStall.kept_share * 6 * MS, rel=0.02)
     assert both.step_ns < min(alone.values())
     assert both.idle_ns < found.what_if.idle_ns
+
+
+def test_three_causes_together_bring_what_the_program_without_any_takes() -> None:
+    """A pause of 6 ms, drains, and a copy from pageable memory: without them, the GPU's own time and a short copy."""
+
+    def step(machine: Machine, *, mended: bool) -> None:
+        machine.think(0 if mended else 6 * MS)
+        machine.copy(400 * US if mended else 3 * MS, 20 << 20, pinned=mended)
+        for _ in range(12):
+            machine.launch(500 * US, times=2)
+            if not mended:
+                machine.item()
+                machine.think(90 * US)
+        machine.wait()
+
+    found = verdict(lambda machine: step(machine, mended=False))
+    mended = verdict(lambda machine: step(machine, mended=True)).coverage.wall_ns / 6
+    every = of(found, "host-sync", "host-stall", "blocking-copy")
+    pairs = [each for each in found.what_if.changes if len(each.findings) == 2]
+
+    assert every.step_ns == pytest.approx(mended + HostStall.kept_share * 6 * MS, rel=0.05)
+    assert every.step_ns < min(pair.step_ns for pair in pairs)
+    assert found.what_if.asked is None
+
+
+def test_what_is_asked_for_is_predicted_by_any_of_its_names() -> None:
+    """Ids, ids without "un", and the changes that findings make to the schedule, in any order."""
+    timeline = Timeline(warplens.read(capture("lm_small_ctx256_train.sqlite.xz")))
+    window = timeline.window()
+    usual = diagnose(timeline, window)
+    ids = [each.findings[0] for each in usual.what_if.changes if len(each.findings) == 1]
+    names = [{"launch-overhead": "cuda-graph"}.get(id_, id_.removeprefix("un")) for id_ in ids]
+    asked = diagnose(timeline, window, together=names[::-1]).what_if.asked
+    assert asked.findings == tuple(ids)
+    assert asked == diagnose(timeline, window, together=["all"]).what_if.asked
+    single = diagnose(timeline, window, together=ids[:1]).what_if.asked
+    assert single == of(usual, ids[0])
+    with pytest.raises(UsageError, match=f"'per-expert-loop' is not among .*{ids[0]}"):
+        diagnose(timeline, window, together=["per-expert-loop"])
 
 
 def test_what_cannot_be_replayed_has_no_panel() -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whatif")
-    report = warplens.report(shipped.capture("deit448_bs8_topk0.1.sqlite.xz"))
+    report = warplens.report(shipped.capture("lm_small_ctx256_train.sqlite.xz"))
     return report.save(folder / "report.html"), json.loads(report.to_json())["data"]["profiles"][0]["diagnosis"]
 
 
@@ -65,7 +65,19 @@ def test_two_remedies_can_be_checked_with_the_keyboard_and_no_third(visit, saved
     assert boxes.nth(2).is_disabled()
     code = page.locator("#what-if-view pre").inner_text()
     assert all(diagnosis["findings"][place]["remedies"][0]["action"] in code for place in (0, 1))
-    assert code.endswith("warplens compare deit448_bs8_topk0.1.sqlite.xz AFTER")
+    assert code.endswith("warplens compare lm_small_ctx256_train.sqlite.xz AFTER")
+
+
+def test_all_are_checked_by_one_button_and_what_is_not_predicted_says_so(visit, saved):
+    page, (_, diagnosis) = visit.page, saved
+    every = max((change["findings"] for change in diagnosis["what_if"]["changes"]), key=len)
+    assert len(every) > 3, "sets of three are no choice of the page"
+    page.get_by_role("button", name="Check all").click()
+    assert chosen(page)[0] == "+".join(every)
+    page.locator("#what-if-view input[type=checkbox]").nth(0).uncheck()
+    view = page.locator("#what-if-view")
+    assert view.get_attribute("data-chosen") is None
+    assert f"--if {','.join(every[1:])}" in view.inner_text()
 
 
 def test_the_recorded_and_the_predicted_step_are_drawn_to_one_scale(visit, saved):

@@ -121,12 +121,13 @@ def diagnose_selection(
 ) -> DiagnosisAnswer:
     """`diagnose` for a selected window.
 
-    `together` are changes to predict together, in addition to single ones.
+    `together` are changes, or findings, whose effects are predicted together. Changes alone are predicted as recorded,
+    with the profiler's overhead; findings are predicted without a profiler, and changes beside them are their remedies.
     """
     from dataclasses import replace
 
     from warplens.analysis.hostpace import host_pace
-    from warplens.analysis.prediction import predictions
+    from warplens.analysis.prediction import CHANGES, predictions
     from warplens.analysis.timebudget import time_budgets
     from warplens.answers.results import DiagnosisAnswer
     from warplens.diagnosis import diagnose as diagnose_window
@@ -143,8 +144,9 @@ def diagnose_selection(
     timeline, window = selection.timeline, selection.window
     budgets = time_budgets(timeline, window)
     pace = host_pace(timeline, window)  # before the diagnosis, which drops the cached calls that it uses
-    diagnosis = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets)
-    if together:
+    findings = () if CHANGES.keys() >= set(together) else together
+    diagnosis = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets, together=findings)
+    if together and not findings:
         modelled = predictions(timeline, window, together=list(together))
         combined = tuple(prediction for prediction in modelled if prediction.change == ",".join(together))
         diagnosis = replace(diagnosis, predictions=tuple(dict.fromkeys([*combined, *diagnosis.predictions])))

@@ -233,6 +233,7 @@ def diagnose(
     notes: Sequence[Note] | None = None,
     budgets: Sequence[TimeBudget] | None = None,
     headrooms: Callable[[], Sequence[Headroom]] | None = None,
+    together: Sequence[str] = (),
 ) -> Diagnosis:
     """The limit of the window, other causes of lost time, and remedies.
 
@@ -243,6 +244,10 @@ def diagnose(
         thresholds: the limits of the rules.
         notes, budgets: the quality notes and time budgets of the window, if already computed.
         headrooms: returns the headroom of each GPU over the window, if already computed.
+        together: ids of findings whose remedies are predicted together, in addition to those predicted anyway.
+
+    Raises:
+        UsageError: one of `together` is not found, or cannot be predicted.
     """
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
@@ -273,7 +278,7 @@ def diagnose(
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
-        combined = aside.submit(what_ifs, facts, claims, with_cost)
+        combined = aside.submit(what_ifs, facts, claims, with_cost, together)
         ranked = tuple(located(facts, claims, finding) for finding in ranked)
         moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(

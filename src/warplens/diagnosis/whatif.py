@@ -1,7 +1,7 @@
-"""Step time without a profiler, and its parts, with the remedies of one or two findings.
+"""Step time without a profiler, and its parts, with the remedies of one or several findings.
 
-The gain of a single remedy is that of its finding. Gains of two remedies do not multiply, because their causes may hide
-each other. So the schedule is replayed at the host's pace without a profiler (`Pace`) without both causes; time that a
+The gain of a single remedy is that of its finding. Gains of several do not multiply, because their causes may hide each
+other. So the schedule is replayed at the host's pace without a profiler (`Pace`) without their causes; time that a
 finding expects to stay beyond the replay of its own cause stays as well. All of it is modelled.
 """
 
@@ -16,12 +16,13 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import sum_by
-from warplens.analysis.prediction import Change
+from warplens.analysis.prediction import CHANGES, Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
+from warplens.errors import UsageError
 from warplens.profile.schema import Int64s, name_categories
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others remove their claimed GPU
@@ -36,9 +37,10 @@ _CHANGES: Final[Mapping[str, Change]] = {
 
 #: Most findings that are combined, the worst ones: each pair needs a replay.
 _MOST: Final = 5
+_PAIR: Final = 2
 
 
-#: Upper limit of a pair's gain over its replay, and over the better remedy alone.
+#: Upper limit of a group's gain over its replay, and over the best remedy alone.
 _MOST_BEYOND_REPLAY: Final = 1.5
 
 
@@ -46,7 +48,7 @@ _MOST_BEYOND_REPLAY: Final = 1.5
 class WhatIf:
     """The step without the causes of some findings. Modelled; times are nanoseconds of a step, or of the window."""
 
-    findings: tuple[str, ...]  #: ids, one or two
+    findings: tuple[str, ...]  #: ids, in the order of the diagnosis
     expected: float  #: speed-up without a profiler
     expected_interval: tuple[float, float]  #: the 90 % interval of the gain
     step_ns: int  #: step time by `expected`
@@ -57,44 +59,77 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class WhatIfs:
-    """Gains of the worst findings, single and in pairs."""
+    """Gains of the worst findings, single, in pairs, and all together."""
 
     step_ns: int  #: step time without a profiler, by the replay of the unchanged schedule
     step_interval_ns: tuple[int, int]  #: the same for the largest and the least share of the profiler in host time
     #: busy_ns, idle_ns: parts of that time
     busy_ns: Mapping[str, int]
     idle_ns: int
-    #: single findings in their order, then pairs, without those of which neither shows in a replay
+    #: single findings in their order; pairs and all, if one shows in a replay; then the group that was asked for
     changes: tuple[WhatIf, ...]
+    asked: WhatIf | None = None  #: the group that was asked for
     #: timeline of one step, as recorded, and replayed without a profiler and with each single remedy
     pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 
-def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatIfs | None:
-    """Gains of these findings, one by one and in pairs; None if the schedule cannot be replayed.
+def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: Sequence[str] = ()) -> WhatIfs | None:
+    """Gains of these findings, one by one, in pairs, and together; None if the schedule cannot be replayed.
 
     Args:
         findings: the worst first; those without an expected gain or a remedy are left out.
+        asked: names of findings, or of changes that they make, whose remedies are predicted together.
+
+    Raises:
+        UsageError: one of the names is none of these findings, or nothing can be replayed for them.
     """
-    worth = [finding for finding in findings if (finding.expected or 0.0) > 1.0 and finding.remedies][:_MOST]
+    known = [finding for finding in findings if (finding.expected or 0.0) > 1.0 and finding.remedies]
+    chosen = _chosen(asked, known)
+    worth = known[:_MOST]
     if not worth or facts.pace is None or not facts.busy_ns:
+        if asked:
+            raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
         return None
     base = _Base(facts, claims)
-    replayed = {found.id: base.replayed_ns((found.id,)) for found in worth}
+    replayed = {found.id: base.replayed_ns((found.id,)) for found in known if found in worth or found in chosen}
     changes = [base.changed((found,), _interval(found)) for found in worth]
     pictures = base.pictures(changes)
-    for one, other in combinations(worth, 2):
-        if min(replayed[one.id], replayed[other.id]) >= base.step_ns:
-            continue  # neither shows in a replay
-        both = base.replayed_ns((one.id, other.id))
-        expected, low, high = (
-            base.together(both, list(zip(gains, (replayed[one.id], replayed[other.id]), strict=True)), at_best)
-            for gains, at_best in zip(
-                zip(_interval(one), _interval(other), strict=True), (False, False, True), strict=True
+    groups = [*combinations(worth, 2), *([tuple(worth)] if len(worth) > _PAIR else [])]
+    # Of the other groups, none shows in a replay.
+    groups = [group for group in groups if min(replayed[found.id] for found in group) < base.step_ns]
+    changes += [_of_group(base, group, replayed) for group in groups]
+    wanted = next((change for change in changes if change.findings == tuple(found.id for found in chosen)), None)
+    if chosen and wanted is None:
+        alone = len(chosen) == 1
+        wanted = base.changed(chosen, _interval(chosen[0])) if alone else _of_group(base, chosen, replayed)
+        changes.append(wanted)
+    return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes), wanted, pictures)
+
+
+def _chosen(names: Sequence[str], findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings that these names mean, in their order: `all`, ids, ids without "un", or changes they make."""
+    by_name = {_CHANGES.get(found.id, found.id): found for found in findings}
+    by_name |= {name: found for found in findings for name in (found.id, found.id.removeprefix("un"))}
+    for name in names:
+        if name != "all" and name not in by_name:
+            told = f"{', '.join(found.id for found in findings)}; or all of them: all" if findings else "none"
+            raise UsageError(
+                f"{name!r} is not among this profile's findings with an expected gain ({told}), "
+                f"nor are all names changes of the schedule ({', '.join(CHANGES)})"
             )
-        )
-        changes.append(base.changed((one, other), (expected, min(low, expected), max(high, expected))))
-    return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes), pictures)
+    meant = findings if "all" in names else [by_name[name] for name in names]
+    return tuple(found for found in findings if found in meant)
+
+
+def _of_group(base: _Base, group: Sequence[Finding], replayed_ns: Mapping[str, float]) -> WhatIf:
+    """The step with the remedies of several findings."""
+    together = base.replayed_ns([found.id for found in group])
+    alone = [replayed_ns[found.id] for found in group]
+    expected, low, high = (
+        base.together(together, list(zip(gains, alone, strict=True)), at_best)
+        for gains, at_best in zip(zip(*map(_interval, group), strict=True), (False, False, True), strict=True)
+    )
+    return base.changed(group, (expected, min(low, expected), max(high, expected)))
 
 
 def _interval(found: Finding) -> tuple[float, float, float]:

@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.across import RanksResult
     from warplens.diagnosis import Finding
     from warplens.diagnosis.across import RunDiagnosis
+    from warplens.diagnosis.whatif import WhatIf
 
 #: Severity of a line, from which outputs choose a colour.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
 
 #: Two remedies together are told if they bring this many times what the better one brings.
 _MORE_TOGETHER: Final = 1.25
+_PAIR: Final = 2
 
 #: Least share of the cause's time at a place that the answer names.
 _LEAST_SHARE_OF_PLACE: Final = 0.2
@@ -120,17 +122,28 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
 def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
     """The remedy that brings most beside the first one, if both bring clearly more than each."""
     changes = diagnosis.what_if.changes if diagnosis.what_if is not None else ()
-    pairs = [change for change in changes if verdict.id in change.findings and len(change.findings) > 1]
+    pairs = [change for change in changes if verdict.id in change.findings and len(change.findings) == _PAIR]
     best = max(pairs, key=lambda change: change.expected, default=None)
     if best is None:
         return
     (other,) = (diagnosis.finding(id_) for id_ in best.findings if id_ != verdict.id)
     if other is None:
         return
-    if best.expected >= _MORE_TOGETHER * max(verdict.expected or 1.0, other.expected or 1.0):
-        low, high = map(factor, best.expected_interval)
-        text = f"{other.remedies[0].action} [{other.id}]: together about {factor(best.expected)} ({low} to {high})"
+    text, told = "", max(verdict.expected or 1.0, other.expected or 1.0)
+    if best.expected >= _MORE_TOGETHER * told:
+        text = f"{other.remedies[0].action} [{other.id}]: together about {_spread(best)}"
+        told = best.expected
+    every = next((change for change in changes if len(change.findings) > _PAIR), None)
+    if every is not None and every.expected >= _MORE_TOGETHER * told:
+        others = ", ".join(id_ for id_ in every.findings if id_ != verdict.id)
+        text += f"{'; ' if text else ''}with the remedies of {others}: about {_spread(every)}"
+    if text:
         yield Line("also", fmt.sentence(text))
+
+
+def _spread(change: WhatIf) -> str:
+    low, high = map(factor, change.expected_interval)
+    return f"{factor(change.expected)} ({low} to {high})"
 
 
 def _of_path(path: str, code: Iterable[str]) -> Iterator[str]:

@@ -434,6 +434,12 @@ _PHASES: Final = (
     column("busy_share", help="of that time"),
     column("share", help="of the window"),
 )
+_TOGETHER: Final = (
+    Column("with", help="the findings whose first remedies are made", title="Without"),
+    _GAIN.but(help="speed-up of the program without a profiler"),
+    Column("interval", help="its 90 % interval", kind="number"),
+    column("step_ns", help="step time, or of the window where it has no steps", title="Step after"),
+)
 _PREDICTIONS: Final = (
     column("change", help=""),
     column("what", title="If"),
@@ -494,6 +500,9 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     if any(phase.share < _WHOLE for phase in diagnosis.per_phase):
         phases = (*map(_phase_row, diagnosis.per_phase), *_outside(diagnosis))
         tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, frame_of(_PHASES, phases), limit=None))
+    if groups := tuple(_groups(diagnosis)):
+        caption = "Remedies together, without a profiler (modelled): replayed without all of these causes"
+        tables.append(Table("together", caption, _TOGETHER, frame_of(_TOGETHER, groups), limit=None))
     if diagnosis.predictions:
         changes = (
             {
@@ -506,6 +515,26 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         caption = "Predictions (modelled): make one change, record again, and compare"
         tables.append(Table("predictions", caption, _PREDICTIONS, frame_of(_PREDICTIONS, changes), limit=None))
     return tuple(tables)
+
+
+def _groups(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
+    """The group of remedies that was asked for, the best pair with the first finding, and all of them."""
+    what_if = diagnosis.what_if
+    if what_if is None:
+        return
+    groups = [change for change in what_if.changes if len(change.findings) > 1]
+    pairs = [change for change in groups if len(change.findings) == 2 and diagnosis.verdict in change.findings]
+    largest = max(groups, key=lambda change: len(change.findings), default=None)
+    best = max(pairs, key=lambda change: change.expected, default=None)
+    told = (what_if.asked,) if what_if.asked is not None else (best, largest if largest is not best else None)
+    for change in filter(None, told):
+        low, high = change.expected_interval
+        yield {
+            "with": " + ".join(change.findings),
+            "gain": factor(change.expected),
+            "interval": f"{factor(low)} to {factor(high)}",
+            "step_ns": change.step_ns,
+        }
 
 
 #: Share of the window from which on a phase is all of it.

@@ -1,4 +1,4 @@
-"""The what-if panel of a report: the step time with one or two remedies, the remaining budget, and the code."""
+"""The what-if panel of a report: the step time with one, two or all remedies, the remaining budget, and the code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STRETCHED: Final = 0.05
 
 
 def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
-    """The effect of single remedies and of pairs; nothing if it cannot be modelled."""
+    """The effect of single remedies, of pairs and of all; nothing if it cannot be modelled."""
     diagnosis = numbers.diagnosis
     if diagnosis is None or diagnosis.what_if is None:
         return
@@ -55,7 +55,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     yield View(
         id="what-if-view",
         kind="whatif",
-        caption=f"What if: the {unit} after one or two remedies",
+        caption=f"What if: the {unit} after one, two or all remedies",
         alt=f"{_now(what_if, unit)} Each row of the table is one choice; with scripts enabled, check boxes show "
         "the rest.",
         data=panel(diagnosis, what_if, numbers.capture.source, unit),
@@ -64,7 +64,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     )
     yield quiet(
         "Modelled, not measured: the host is as fast as expected without a profiler, and work that no remedy "
-        "affects takes as long as recorded. One remedy gains what its finding expects; two are replayed together. "
+        "affects takes as long as recorded. One remedy gains what its finding expects; several are replayed together. "
         "Make one change, record again, and compare."
     )
 
@@ -103,6 +103,7 @@ def panel(diagnosis: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dic
             }
             for change in what_if.changes
         },
+        "ask": f"warplens diagnose {fmt.shell_word(source)} --if",
         "check": f"warplens compare {fmt.shell_word(source)} AFTER",
         **({} if what_if.pictures is None else {"drawn": _packed(what_if.pictures, unit)}),
     }
@@ -140,7 +141,7 @@ def _packed(pictures: StepPictures, unit: str) -> dict[str, Any]:
         "thinned": f"Calls of the host (its top lane) and GPU work in one {unit}, in one scale. Neighbours "
         f"shorter than {shortest} are one mark, coloured like the longest."
         + (f" {left_out} with less work left out." if pictures.streams_left_out else ""),
-        "pair": f"Two remedies together are told by their numbers; a {unit} is drawn for single ones only.",
+        "pair": f"Several remedies together are told by their numbers; a {unit} is drawn for single ones only.",
         "fills": fills,
         "calls": [(title, fill) for fill, title in _CALLS.items() if fill in used],
         "steps": base64.b64encode(zlib.compress(dumps(drawn), 9)).decode(),

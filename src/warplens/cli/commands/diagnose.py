@@ -49,7 +49,11 @@ def diagnose(
     ] = None,
     changes: Annotated[
         str | None,
-        option("CHANGE,…", "Predict these changes together: names of predictions, such as cuda-graph.", "--if"),
+        option(
+            "CHANGE,…",
+            "Predict these together: findings (unfused-optimizer,host-sync; all), or changes such as cuda-graph.",
+            "--if",
+        ),
     ] = None,
     step_time: StepTimeOption = None,
     window: WindowOption = "steady",
@@ -74,7 +78,8 @@ def diagnose(
     measured = with_measured_step(selection.timeline, selection.window, step_time)
     selection = replace(selection, timeline=measured)
     with progress("diagnosing"):
-        diagnosed = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
+        together = [name.strip() for name in changes.split(",")] if changes is not None else []
+        diagnosed = diagnose_selection(selection, report, together)
     part = Part(head=head(selection), entries=list(_entries(diagnosed)), closing=diagnosed.facts)
     emit(answered(diagnosed, part, None), form)
 

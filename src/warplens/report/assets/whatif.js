@@ -1,7 +1,6 @@
 "use strict";
 // The what-if panel: every choice was computed before the page was written; here it is only shown.
 (() => {
-  const MOST = 2; // remedies at once: pairs were replayed, larger sets were not
   const { element, drawing, unbroken } = warplens;
   const percent = (share) => `${(100 * share).toFixed(3)}%`;
 
@@ -66,10 +65,10 @@
       const change = data.changes[ids.join("+")];
       for (const [box] of boxes) {
         const with_ = data.remedies.map(({ id }) => id).filter((id) => ids.includes(id) || id === box.value).join("+");
-        box.disabled = !box.checked && (ids.length >= MOST || (ids.length > 0 && !data.changes[with_]));
+        box.disabled = !box.checked && ids.length > 0 && !data.changes[with_]; // pairs and all were replayed
       }
       if (!change) {
-        then.replaceChildren(element("p", { class: "then" }, unbroken(data.now.text)), bar("now", data.now), legend(data.now), ...timeline(ids));
+        then.replaceChildren(element("p", { class: "then" }, unbroken(ids.length ? `Not predicted on this page: ${data.ask} ${ids.join(",")}` : data.now.text)), bar("now", data.now), legend(data.now), ...timeline([]));
         figure.removeAttribute("data-chosen");
         return;
       }
@@ -84,8 +83,12 @@
         bar("now", data.now), bar("then", change), legend(data.now, change), ...timeline(ids), pre, copy,
       );
     };
-    const fieldset = element("fieldset", {}, element("legend", {}, data.remedies.length > 1 ? "Check one remedy, or two." : "Check it."), ...boxes.map(([, label]) => label));
+    const all = data.remedies.map(({ id }) => id).join("+");
+    const every = boxes.length > 2 && data.changes[all] ? [element("button", { type: "button", class: "quiet" }, "Check all")] : [];
+    const legend_ = boxes.length > 1 ? `Check one remedy, or two${every.length ? ", or all" : ""}.` : "Check it.";
+    const fieldset = element("fieldset", {}, element("legend", {}, legend_), ...boxes.map(([, label]) => label), ...every);
     fieldset.addEventListener("change", show);
+    every[0]?.addEventListener("click", () => { for (const [box] of boxes) box.checked = true; show(); });
     stage.replaceChildren(fieldset, then);
 
     // #what-if/ID or #what-if/ID+ID checks them.
