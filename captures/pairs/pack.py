@@ -4,7 +4,8 @@
 
 A part of a half may be recorded anew: entries of other programs stay.
 
-Each profile is scrubbed (`warplens scrub`, which leaves out what tells of people and machines) into `data/pairs/HALF`;
+Each profile is scrubbed (`warplens scrub`, which leaves out what tells of people and machines) into `data/pairs/HALF`,
+or `data/several`;
 traces of torch.profiler lose the arrows and arguments that no analysis reads; what is still larger than most files here
 loses some of its steps. `data/pairs/INDEX.json` says of each program what was recorded and measured.
 """
@@ -27,7 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "data" / "pairs"
-INDEX = PAIRS / "INDEX.json"
+#: Programs with several habits are a suite of their own.
+SEVERAL = ROOT / "data" / "several"
 #: A trace larger than this loses steps.
 MOST_BYTES = 430_000
 #: A habit that costs less than this is stored, and not to be scored.
@@ -166,31 +168,32 @@ def interval(samples: list[float]) -> list[float]:
     return [round(value, 4) for value in (statistics.median(ordered), ordered[rank], ordered[-1 - rank])]
 
 
+def ratio(before: list[float], after: list[float], work: float = 1.0) -> list[float]:
+    """How many times as fast the same work is done, with its interval; `work` is that of a step afterwards."""
+    return interval([one / other * work for one, other in zip(before, after, strict=True)])
+
+
 def timings(timing: dict[str, Any], work: dict[str, int] | None) -> dict[str, list[float]]:
     """Time per step of each variant, and how many times as fast the same work is done afterwards, with intervals."""
     samples = timing["samples_ms"]
     found = {f"{variant}_ms": interval(values) for variant, values in samples.items()}
     if "after" in samples:
         work = work or {"before": 1, "after": 1}
-        found["ratio"] = interval(
-            [
-                (before / work["before"]) / (after / work["after"])
-                for before, after in zip(samples["before"], samples["after"], strict=True)
-            ]
-        )
+        found["ratio"] = ratio(samples["before"], samples["after"], work["after"] / work["before"])
     return found
 
 
 def add_repeats(records: Path) -> None:
     """Puts timings that were made again, with nothing else on the machine, beside the first ones."""
-    index = json.loads(INDEX.read_text(encoding="utf-8"))
+    stored = PAIRS / "INDEX.json"
+    index = json.loads(stored.read_text(encoding="utf-8"))
     entries = {item["name"]: item for item in index["pairs"]}
     for line in records.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["how"] == "unprofiled":
             item = entries[record["name"]]
             item["again"] = timings(record, item.get("work"))
-    INDEX.write_text(shown(index), encoding="utf-8")
+    stored.write_text(shown(index), encoding="utf-8")
 
 
 def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +203,19 @@ def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[st
     told: dict[str, Any] = {
         key: program[key] for key in ("name", "half", "family", "habit", "change", "what", "library")
     }
-    told["healthy"] = not program["habit"]
+    told["healthy"] = not (program["habit"] or program["fixes"])
     for key in ("accept", "work"):
         if program[key]:
             told[key] = program[key]
     told |= {key: program[key] for key in ("ranges", "profiler_steps", "with_stack", "inference", "compiles")}
     if timing is not None:
         told |= timings(timing, program["work"])
+        if program["fixes"]:
+            before = timing["samples_ms"]["before"]
+            told["fixes"] = {
+                fix: {"change": change, "ratio": ratio(before, timing["samples_ms"][fix])}
+                for fix, change in program["fixes"].items()
+            }
         if "ratio" in told:
             told["scored"] = told["ratio"][0] >= LEAST_RATIO
         told["samples_ms"] = timing["samples_ms"]
@@ -242,7 +251,8 @@ def main() -> None:
             tar.extractall(options.folder, filter="data")
     manifest = json.loads((options.folder / "manifest.json").read_bytes())
     records = [json.loads(line) for line in (options.folder / "records.jsonl").read_text().splitlines()]
-    target = PAIRS / options.half
+    suite = SEVERAL if options.half == "several" else PAIRS
+    target, stored_index = suite if suite == SEVERAL else suite / options.half, suite / "INDEX.json"
     target.mkdir(parents=True, exist_ok=True)
     programs = {program["name"]: program for program in manifest["programs"] if program["half"] == options.half}
     files: dict[str, dict[str, Any]] = {name: {} for name in programs}
@@ -254,18 +264,20 @@ def main() -> None:
         steps = programs[name]["steps"][0 if is_nsys else 1]
         packed_name, kept = packed(profile, target, steps, options.most_bytes)
         files[name][f"{'nsys' if is_nsys else 'torch'}_{variant}"] = {
-            "path": f"{options.half}/{packed_name}",
+            "path": str((target / packed_name).relative_to(suite)),
             "steps": kept,
         }
         print(f"{(target / packed_name).stat().st_size:9,}  {packed_name}  {kept} steps", flush=True)
 
     if options.index_only:
-        stored = json.loads(INDEX.read_bytes())["pairs"]
+        stored = json.loads(stored_index.read_bytes())["pairs"]
         files |= {item["name"]: item["files"] for item in stored if item["name"] in files}
     profiles = [p for p in sorted(options.folder.iterdir()) if p.name.endswith((NSYS, TORCH))]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(pack, [p for p in profiles if not options.index_only and p.name.partition("__")[0] in programs]))
-    index = json.loads(INDEX.read_bytes()) if INDEX.exists() else {"schema": "warplens.pairs/1", "pairs": []}
+    index = (
+        json.loads(stored_index.read_bytes()) if stored_index.exists() else {"schema": "warplens.pairs/1", "pairs": []}
+    )
     index["recorded"] = {**index.get("recorded", {}), options.half: manifest["tools"]}
     timed = {record["name"] for record in records if record["how"] == "unprofiled"}
     told = [
@@ -274,14 +286,14 @@ def main() -> None:
         if files[name] and name in timed
     ]
     index["pairs"] = merged(index["pairs"], told)
-    INDEX.write_text(shown(index), encoding="utf-8")
+    stored_index.write_text(shown(index), encoding="utf-8")
 
 
 def merged(stored: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries with these in place of those of the same name; what was not recorded anew stays as it is."""
     fresh = {item["name"]: item for item in told}
     known = {item["name"] for item in stored}
-    said = ("remedy", "times")  # which are written by hand
+    said = ("remedy", "times", "named")  # which are written by hand
     return [
         {**fresh[item["name"]], **{key: item[key] for key in said if key in item}} if item["name"] in fresh else item
         for item in stored
