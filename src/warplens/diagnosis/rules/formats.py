@@ -283,6 +283,12 @@ class MemoryFormat(StructureRule):
         "Run with model.to(memory_format=torch.channels_last) and convert the inputs, too: if it is not faster, "
         "the format is not the limit."
     )
+    refutations: ClassVar = {
+        sequences_title: "Time one layer as nn.Linear over (batch, length, channels), or as nn.Conv2d on x.unsqueeze(2), "
+        "both in torch.channels_last: if it is not faster, the format is not the limit.",
+        volumes_title: "Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
+        "faster, the format is not the limit.",
+    }
     least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
     norm_saved_share = Limit(
         0.65,
