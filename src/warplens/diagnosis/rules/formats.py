@@ -284,7 +284,7 @@ class MemoryFormat(StructureRule):
         "the format is not the limit."
     )
     refutations: ClassVar = {
-        sequences_title: "Time one layer as nn.Linear over (batch, length, channels), or as nn.Conv2d on x.unsqueeze(2), "
+        sequences_title: "Time one layer as nn.Linear over (batch, length, channels), or nn.Conv2d on x.unsqueeze(2), "
         "both in torch.channels_last: if it is not faster, the format is not the limit.",
         volumes_title: "Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
         "faster, the format is not the limit.",
