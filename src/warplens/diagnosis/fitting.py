@@ -45,6 +45,7 @@ _IN_ENGINES: Final = {
     "Find out what the host does there": "py-spy record --gil --subprocesses -- vllm serve MODEL\n"
     "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true --trace-fork-before-exec=true vllm serve MODEL",
     "Record steps only": "# some seconds under load: POST /start_profile, then /stop_profile (vllm, sglang)\n"
+    "# they need --profiler-config (vllm; until 0.12 VLLM_TORCH_PROFILER_DIR) or SGLANG_TORCH_PROFILER_DIR\n"
     "# or --window for the profile at hand",
 }
 

@@ -147,7 +147,8 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "step = jax.jit(step)  # loss, gradients and update together; several steps: jax.lax.scan inside\n"
             "# XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN,CUSTOM_CALL replays them as CUDA graphs",
         ),
-        "cupy": "stream.begin_capture(); step(); graph = stream.end_capture()  # once\ngraph.launch(stream)",
+        "cupy": "with stream: stream.begin_capture(); step(); graph = stream.end_capture()  # once, after warm-up\n"
+        "graph.launch(stream)  # stream = cupy.cuda.Stream(non_blocking=True)",
         "*": "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal); step(stream);\n"
         "cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&ready, graph, 0);\n"
         "cudaGraphLaunch(ready, stream);  // in each step",
@@ -180,7 +181,9 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "*": "# a larger batch, or independent problems in one launch: more blocks, library calls that take a batch",
     },
     "Run independent kernels concurrently": {
-        "cupy": "with cupy.cuda.Stream(non_blocking=True): y = branch(x)",
+        "cupy": "side.wait_event(stream.record())  # side = cupy.cuda.Stream(non_blocking=True), once\n"
+        "with side: y = branch(x)\n"
+        "stream.wait_event(side.record())  # before y is used",
         "*": "# on streams of their own (cudaStreamNonBlocking), or as parallel branches of one CUDA graph",
     },
     "Make the pauses between the kernels shorter or fewer": {

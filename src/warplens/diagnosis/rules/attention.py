@@ -271,7 +271,7 @@ _FUSED: Final = (
     Remedy(
         "Use a mask that the fused kernels support",
         "# is_causal=True instead of a dense mask that is causal; flex_attention for other masks and biases\n"
-        "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
+        "# torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) fails where it cannot be used, and warns why",
         "the same",
     ),
 )
@@ -283,7 +283,7 @@ _ACCEPTED: Final = (
         "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
         "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; attn_mask boolean or of that format\n"
         "backend = torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION  # FLASH_ATTENTION never takes an attn_mask\n"
-        "with torch.nn.attention.sdpa_kernel(backend): y = model(x)  # warns what it cannot take\n"
+        "with torch.nn.attention.sdpa_kernel(backend): y = model(x)  # if it fails: warns what it cannot take\n"
         "# and no sdpa_kernel of SDPBackend.MATH around it",
         "the passes over the scores go away; products in fp32 reach tensor cores",
     ),
@@ -295,14 +295,16 @@ _ACCEPTED: Final = (
 _UNMASKED: Final = (
     Remedy(
         "Say what is hidden instead of passing a mask, if it is causal",
-        "# only if the mask is causal: otherwise, this changes the model\n"
+        "# only if the mask is causal, and queries are as many as keys: otherwise, this changes the model\n"
         "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None",
         f"{GAIN}: hidden scores are not computed, and the fastest kernels can be used",
     ),
     Remedy(
         "If it keeps parts of a row apart, or hides far tokens, describe it as blocks",
-        "mask = create_block_mask(lambda b, h, q, k: part[q] == part[k], None, None, S, S)  # window: q - k < 1024\n"
-        "y = torch.compile(flex_attention)(q, k, v, block_mask=mask)  # torch.nn.attention.flex_attention\n"
+        "mask = create_block_mask(lambda b, h, q, k: part[q] == part[k], None, None, S, S)  # once per batch\n"
+        "# causal: & (q >= k); a window into the past: (q >= k) & (q - k < 1024)\n"
+        "flex = torch.compile(flex_attention)  # once; both are in torch.nn.attention.flex_attention\n"
+        "y = flex(q, k, v, block_mask=mask)\n"
         "# or give the lengths: flash_attn_varlen_func, torch.nn.attention.varlen, nested tensors",
         f"{GAIN}: hidden blocks are skipped",
     ),

@@ -20,8 +20,8 @@ _FIXED: Final = (
     Remedy(
         "Write into a cache of fixed size",
         "cache[:, :, position] = key  # with a mask by length\n"
-        "# transformers: cache_implementation='static',\n"
-        "# or past_key_values=StaticCache(config, max_cache_len=n)",
+        "# transformers: model.generate(ids, cache_implementation='static'), or your own loop with\n"
+        "# past_key_values=StaticCache(config, max_cache_len=n) (before 4.56: batch size, device and format as well)",
         "one token is written per step, which can also be replayed from a CUDA graph",
     ),
     Remedy(
@@ -59,8 +59,12 @@ _WRITTEN: Final = Remedy(
 _SHARED: Final = Remedy(
     "Let attention read the heads that are shared",
     "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
-    "# transformers repeats them if there is a mask, as with a static cache: register such a function, with\n"
-    '# AttentionInterface.register("shared", function), then model.set_attn_implementation("shared")',
+    "# with a mask, many versions have it in cuDNN's kernels only (Hopper and later); elsewhere, it makes the copies\n"
+    "# one query, k of shape (B, H, S, D), one mask for all heads: heads of a group as rows, which all kernels take\n"
+    "y = scaled_dot_product_attention(q.view(B, H, -1, D), k, v, attn_mask=mask).view_as(q)\n"
+    "# transformers repeats them if there is a mask, as with a static cache (5.24: where it is compiled):\n"
+    '# AttentionInterface.register("shared", function); AttentionMaskInterface.register("shared", sdpa_mask), else\n'
+    '# there is no mask (transformers.masking_utils.sdpa_mask); model.set_attn_implementation("shared")',
     f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
 )
 

@@ -26,12 +26,14 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         Remedy(
             "Overlap it with the backward pass",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
-            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
+            "# static_graph=True only if each step uses the same parameters of the model\n"
+            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True\n"
+            "# fully_shard: block.set_modules_to_forward_prefetch([next_block])",
         ),
         Remedy(
             "Communicate less",
-            "with model.no_sync(): loss.backward()  # all but the last micro-batch\n"
-            "# or in bfloat16:\n"
+            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
+            "# or in bfloat16, which rounds each gradient:\n"
             "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
         ),
     ),
@@ -63,6 +65,7 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         Remedy(
             "Communicate for one part while another is computed",
             "torch._inductor.config._micro_pipeline_tp = True  # with torch.compile: overlaps sums and products\n"
+            "# older versions need torch.distributed._symmetric_memory.enable_symm_mem_for_group(name) as well\n"
             "# or split the batch in two, and compute one half while the other is summed",
         ),
         Remedy(
@@ -110,7 +113,8 @@ class ExposedCommunication(Rule):
     }
     refutation = (
         "Leave the exposed collectives out of one step (results are wrong then, times are not; for an exchange, a copy "
-        "of a tensor of the output's size in its place; for gradients under DistributedDataParallel, model.no_sync()): "
+        "of a tensor of the output's size in its place; for gradients under DistributedDataParallel, model.no_sync() "
+        "around forward and backward pass): "
         "if it does not get faster by the exposed time, something else is the limit."
     )
     precedence = "certain"
@@ -360,7 +364,7 @@ class UnbucketedCommunication(RanksRule):
                 ),
                 Remedy(
                     "Communicate less often",
-                    "with model.no_sync(): loss.backward()  # all but the last micro-batch",
+                    "with model.no_sync(): model(x).backward()  # all but the last micro-batch, forward pass inside",
                     "in proportion to the collectives saved",
                 ),
             ),
@@ -420,7 +424,7 @@ class UnbucketedCommunication(RanksRule):
                 Remedy(
                     "Shard or reduce larger units",
                     "for block in model.blocks: fully_shard(block)  # each block, not each layer in it\n"
-                    "fully_shard(model)\n"
+                    "fully_shard(model)  # and then the optimizer\n"
                     "# DistributedDataParallel: a larger bucket_cap_mb",
                 ),
                 Remedy(
@@ -430,7 +434,8 @@ class UnbucketedCommunication(RanksRule):
                 ),
                 Remedy(
                     "Communicate less often",
-                    "model.set_requires_gradient_sync(False)  # FSDP, all but the last micro-batch; DDP: no_sync()",
+                    "model.set_requires_gradient_sync(False)  # FSDP, all but the last micro-batch\n"
+                    "# it keeps whole gradients in memory; DDP: model.no_sync() around forward and backward pass",
                     "in proportion to the collectives saved",
                 ),
             ),

@@ -418,7 +418,7 @@ _ALL_PIECES: Final = Remedy(
 _ONCE: Final = Remedy(
     "If every step sends the same data, keep them on the GPU",
     "x = x.to('cuda')  # once, before the loop: a whole graph or table, or a data set that fits into the GPU's memory\n"
-    "batch = x[index]  # its batches are picked there",
+    "batch = x[index]  # its batches are picked there, by an index on the GPU: torch.randperm(n, device='cuda')",
     f"{GAIN}: these copies are not made",
 )
 
@@ -478,7 +478,8 @@ def _behind(facts: Facts) -> Remedy:
         "Copy these results while the next batch is computed",
         "side.wait_stream(torch.cuda.current_stream())  # side = torch.cuda.Stream(), once\n"
         "with torch.cuda.stream(side): kept.copy_(x, non_blocking=True)  # into pinned memory\n"
-        "x.record_stream(side)",
+        "x.record_stream(side); done = side.record_event()\n"
+        "# read `kept` after done.synchronize(), before the next copy into it: two buffers in turn",
         modelled(facts, "overlapped-copies"),
     )
 
@@ -497,7 +498,7 @@ def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:
     return Remedy(
         "Copy ahead what memory has no room for" if stays else "Copy the next batch while this one is computed",
         (pin if unpinned else "")
-        + "side = torch.cuda.Stream()\n"
+        + "side = torch.cuda.Stream()  # once\n"
         + f"with torch.cuda.stream(side): next_{what} = {what}.to('cuda', non_blocking=True)\n"
         + "torch.cuda.current_stream().wait_stream(side)  # before use\n"
         + f"next_{what}.record_stream(torch.cuda.current_stream())",

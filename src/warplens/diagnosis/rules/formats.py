@@ -38,8 +38,9 @@ _WHOLE_TENSORS: Final = (
 #: For lengths that cuFFT transforms by Bluestein's algorithm.
 _SMOOTH_LENGTHS: Final = Remedy(
     "Transform a length with small prime factors",
-    "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not just 2 * length - 1\n"
-    "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]",
+    "n = scipy.fft.next_fast_len(2 * length - 1, real=True)  # x and filter of `length` each; or a power of two\n"
+    "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]\n"
+    "# for convolutions: a shorter n wraps around, and the spectrum of padded data has other frequencies",
     f"{GAIN}: one transform instead of two of more than twice the length",
 )
 
@@ -195,7 +196,7 @@ class MisalignedShape(StructureRule):
                 Remedy(
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
                     "nn.Linear(width, 64 * math.ceil(classes / 64))  # extra columns masked\n"
-                    "# transformers: model.resize_token_embeddings(pad_to_multiple_of=64)",
+                    "# transformers: model.resize_token_embeddings(pad_to_multiple_of=64); new tokens get scores, too",
                     "these products run at the rate of well-shaped ones",
                 ),
                 Remedy(
@@ -237,7 +238,8 @@ _CHANNELS_LAST: Final[dict[int | None, Remedy]] = {
     ),
     3: Remedy(
         "Use channels last for model and volumes",
-        "model = model.to(memory_format=torch.channels_last_3d)  # convert weights of other convolutions separately\n"
+        "model = model.to(memory_format=torch.channels_last_3d)\n"
+        "# it fails if the model has nn.Conv2d as well: convert each nn.Conv3d then\n"
         "x = x.to(device, memory_format=torch.channels_last_3d, non_blocking=True)",
         "no conversions, and higher bandwidth in norms and activations",
     ),
@@ -281,6 +283,12 @@ class MemoryFormat(StructureRule):
         "Run with model.to(memory_format=torch.channels_last) and convert the inputs, too: if it is not faster, "
         "the format is not the limit."
     )
+    refutations: ClassVar = {
+        sequences_title: "Time one layer as nn.Linear over (batch, length, channels), or nn.Conv2d on x.unsqueeze(2), "
+        "both in torch.channels_last: if it is not faster, the format is not the limit.",
+        volumes_title: "Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
+        "faster, the format is not the limit.",
+    }
     least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
     norm_saved_share = Limit(
         0.65,

@@ -138,7 +138,7 @@ class Uncoalesced(CounterRule):
             "# structures of arrays; transpose once (x.t().contiguous()), not in every access\n"
             "# Triton: the fastest index of tl.arange along the contiguous dimension",
         ),
-        Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes"),
+        Remedy("Load vectors", "# float4 or half8 loads from addresses aligned to 16 bytes"),
     )
 
 
@@ -157,8 +157,8 @@ class BankConflicts(CounterRule):
     )
     faults = ("bank-conflicts",)
     remedies = (
-        Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]"),
-        Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout"),
+        Remedy("Pad the tile", "__shared__ float tile[32][33];  // instead of [32][32]"),
+        Remedy("Swizzle it", "# index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout"),
     )
 
 

@@ -362,7 +362,10 @@ def _narrower_products(facts: Facts) -> str:
     code = "torchao.quantization.quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # its nn.Linear"
     if facts.trains:
         code = "torchao.float8.convert_to_float8_training(model)  # its nn.Linear layers, before torch.compile"
-    return f"{code}\n# or te.Linear layers under te.autocast(enabled=True) (transformer_engine.pytorch)"
+    return (
+        f"{code}\n# compare results and losses: 8 bits round more\n"
+        "# or te.Linear layers under te.autocast(enabled=True) (transformer_engine.pytorch; older: te.fp8_autocast)"
+    )
 
 
 def _could_be_narrower(facts: Facts) -> bool:
@@ -484,7 +487,7 @@ def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
 #: For kernels that take longer to start than to run.
 _STARTED_SOONER: Final = Remedy(
     "Make the pauses between the kernels shorter or fewer",
-    "with torch.cuda.graph(g): y = model(static_x)  # nodes of a graph start sooner after one another\n"
+    "with torch.cuda.graph(g): y = model(static_x)  # after warm-up; nodes of a graph start sooner after each other\n"
     "# one kernel instead of several in a row; one stream instead of events between streams\n"
     "# your own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
     "a part of these pauses, as nodes of one graph",
@@ -605,7 +608,9 @@ class SmallKernels(Rule):
             ),
             Remedy(
                 "Run independent kernels concurrently",
-                "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
+                "side.wait_stream(torch.cuda.current_stream())  # side = torch.cuda.Stream(), once\n"
+                "with torch.cuda.stream(side): y = branch(x)  # a branch that others do not need at once\n"
+                "torch.cuda.current_stream().wait_stream(side)  # before y is used\n"
                 "# or one CUDA graph with parallel branches",
                 "in proportion to how many can run at a time" if slow_start else GAIN,
             ),

@@ -49,10 +49,10 @@ _FROM_GRAPHS: Final = (
 #: Code for the graph of a step: of a forward pass alone, and of one that trains.
 _CAPTURED: Final = (
     "model = torch.compile(model, mode='reduce-overhead')\n"
-    "# or by hand, after a few calls on a side stream, torch.cuda.stream(side), as warm-up:\n"
+    "# or by hand, without gradients, after a few calls on a side stream, torch.cuda.stream(side), as warm-up:\n"
     "g = torch.cuda.CUDAGraph()\n"
     "with torch.cuda.graph(g): y = model(static_x)\n"
-    "static_x.copy_(x); g.replay()"
+    "static_x.copy_(x); g.replay()  # either way, the next replay overwrites y: y.clone() keeps it"
 )
 
 

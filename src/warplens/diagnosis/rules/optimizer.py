@@ -42,7 +42,7 @@ _WITH_CAPTURABLE: Final = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam
 #: For fused optimizers with another loop over the parameters.
 _OVER_PARAMETERS: Final = Remedy(
     "Go over all parameters at once",
-    "torch._foreach_lerp_(averages, parameters, 1 - decay)  # a moving average of the weights\n"
+    "with torch.no_grad(): torch._foreach_lerp_(averages, list(parameters), 1 - decay)  # a moving average of weights\n"
     "# torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))\n"
     "# torch._foreach_* for norms, clipping, penalties and copies; state_dict() once, not in every step",
     f"{GAIN}: a few launches in all instead of several per tensor",
@@ -71,9 +71,12 @@ def optimizer_class(facts: Facts, which: Bools) -> str | None:
 def capturable(kind: str | None) -> str:
     """What a CUDA graph of the step needs from an optimizer of this class."""
     if kind is None:
-        return "with capturable=True of the optimizer, if its class has it (Adam, AdamW; SGD needs none)"
+        return (
+            "with capturable=True of the optimizer, if its class has it (Adam, AdamW; SGD needs none)\n"
+            "# a learning rate that changes has to be a tensor on the GPU"
+        )
     if kind in _WITH_CAPTURABLE:
-        return f"with torch.optim.{kind}(model.parameters(), capturable=True)"
+        return f"with torch.optim.{kind}(model.parameters(), capturable=True); an lr that changes: a tensor on the GPU"
     if kind == "SGD":
         return "torch.optim.SGD needs no capturable=True; a learning rate that changes has to be a tensor on the GPU"
     return "an optimizer that keeps its step count and learning rate in tensors on the GPU"
@@ -92,7 +95,7 @@ def _fused_step(kind: str | None) -> Remedy:
     if kind in _WITH_FUSED:
         code = f"torch.optim.{kind}(model.parameters(), fused=True)"
     elif kind in _WITH_LISTS:
-        code = f"step = torch.compile(optimizer.step)  # torch.optim.{kind} has no fused=True"
+        code = f"step = torch.compile(optimizer.step)  # torch.optim.{kind} has no fused=True; a changing lr: a tensor"
     elif kind is None:
         code = "torch.optim.AdamW(model.parameters(), fused=True)  # your class, if it is Adam, AdamW or SGD"
         code += "\nstep = torch.compile(optimizer.step)  # another one"

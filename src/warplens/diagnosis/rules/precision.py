@@ -91,7 +91,7 @@ _NARROWER_REMEDIES: Final = {
         Remedy(
             "Compute in bfloat16",
             "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
-            "# inference: model.to(torch.bfloat16)\n"
+            "# inference: model.to(torch.bfloat16), and x, too\n"
             "# Lightning: Trainer(precision='bf16-mixed')",
             "products on tensor cores, and half the memory traffic between them",
         ),
@@ -101,7 +101,7 @@ _NARROWER_REMEDIES: Final = {
         Remedy(
             "Compute in fp16",
             "with torch.autocast('cuda', dtype=torch.float16): loss = model(x)\n"
-            "# in training with torch.amp.GradScaler",
+            "# in training with torch.amp.GradScaler('cuda')",
             "products on tensor cores, and half the memory traffic between them",
         ),
     ),

@@ -280,7 +280,8 @@ _ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
     "host": Remedy(
         "Leave its input and its logging to other processes",
         "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
-        "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
+        "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save, which needs\n"
+        "# torch.distributed.init_process_group('cpu:gloo,cuda:nccl')",
     ),
     "launch": (
         Remedy(

@@ -250,14 +250,17 @@ class Recomputation(StructureRule):
             else (
                 Remedy(
                     "Turn checkpointing off while memory is free",
-                    "model.gradient_checkpointing_disable()\n# or no torch.utils.checkpoint around the blocks",
+                    "model.gradient_checkpointing_disable()  # transformers 5.24: activation_checkpointing_disable()\n"
+                    "# or no torch.utils.checkpoint around the blocks",
                     "the second forward pass goes away; its activations stay in memory",
                 ),
                 bringing(
                     Remedy(
                         "Checkpoint less",
                         "# every second block, or selectively, keeping products and attention:\n"
-                        "context_fn = functools.partial(create_selective_checkpoint_contexts, policy)\n"
+                        "aten = torch.ops.aten\n"
+                        "kept = [aten.mm.default, aten.bmm.default, aten._scaled_dot_product_flash_attention.default]\n"
+                        "context_fn = functools.partial(create_selective_checkpoint_contexts, kept)\n"
                         "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
                         "every second block; in proportion to the recomputation saved",
                     ),
@@ -272,7 +275,7 @@ _ONE_PASS: Final = (
     Remedy(
         "Differentiate the sum",
         "(loss_a + loss_b + loss_c).backward()  # instead of a backward(retain_graph=True) for each\n"
-        "# separate gradients of the losses: only for the last shared layer, torch.autograd.grad(loss, shared.weight)",
+        "# first, each gradient by the last shared layer: torch.autograd.grad(loss_a, w, retain_graph=True)",
         f"{GAIN}: one pass over the part of the graph that the losses share",
     ),
     Remedy(
@@ -287,7 +290,8 @@ _CACHED: Final = (
     Remedy(
         "Keep keys and values",
         "model.generate(ids, use_cache=True)  # transformers: not config.use_cache = False\n"
-        "out = model(last_token, past_key_values=cache, use_cache=True)  # your own loop: one token per pass",
+        "out = model(last_token, past_key_values=cache, use_cache=True)  # your own loop: one token per pass\n"
+        "# transformers 5.24 warns of past_key_values in all calls: cache=cache",
     ),
     Remedy(
         "Where attention is not causal, generate several tokens a pass",
@@ -306,7 +310,8 @@ _ENCODED_ONCE: Final = (
     ),
     Remedy(
         "Keep keys and values, of the encoder's result as well",
-        "model(encoder_outputs=encoded, decoder_input_ids=last, past_key_values=cache, use_cache=True)",
+        "model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=last, past_key_values=cache, "
+        "use_cache=True)",
         "one token per pass, and no products over the encoder's result after the first",
     ),
 )

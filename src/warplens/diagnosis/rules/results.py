@@ -175,6 +175,7 @@ class UnusedResults(StructureRule):
                 Remedy(
                     "Compute only what is read",
                     "scores = model(input_ids=ids, logits_to_keep=1).logits  # transformers\n"
+                    "# transformers before 4.49: num_logits_to_keep; a name that it does not know may be ignored\n"
                     "scores = head(hidden[:, -1])  # instead of head(hidden)[:, -1]",
                     "no product for all other positions, and no memory for its result",
                 ),
@@ -191,7 +192,7 @@ _PICKED_FIRST: Final = (
     ),
     Remedy(
         "Where most rows are picked in the end, convert once",
-        "ready = x.to(torch.bfloat16).div_(255)  # before the loop over minibatches, if memory allows",
+        "ready = x.to(torch.bfloat16) / 255  # before the loop over minibatches, if memory and 8 bits allow",
         "one conversion for all picks",
     ),
 )
@@ -274,7 +275,8 @@ class PaddedWork(Rule):
                 ),
                 Remedy(
                     "Where it only hides later tokens, pass no mask",
-                    "scaled_dot_product_attention(q, k, v, is_causal=True)  # only if the mask is causal",
+                    "scaled_dot_product_attention(q, k, v, is_causal=True)  # only if the mask is causal\n"
+                    "# and there are as many queries as keys; padding on the right needs no mask then",
                     "the half that a causal mask hides is not computed, and flash attention can be used",
                 ),
                 Remedy(

@@ -305,13 +305,13 @@ class ScatteredAccess(StructureRule):
                     "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
                     "# a sparse matrix (CSR) times the rows instead of gather and scatter_add over edges\n"
-                    "# torch.segment_reduce over sorted indices",
+                    "# torch.segment_reduce(rows, 'sum', lengths=counts) over sorted rows",
                     "no row is copied and read again",
                 ),
                 Remedy(
                     "Sort or deduplicate the indices once",
-                    "rows, inverse = index.unique(return_inverse=True)  # sorted edges\n"
-                    "x.index_select(0, index)  # instead of x[index], whose gradient sorts\n"
+                    "rows, inverse = index.unique(return_inverse=True)  # waits for the GPU; or sorted edges\n"
+                    "x.index_select(0, index)  # instead of x[index], whose gradient sorts to add in a fixed order\n"
                     "# smaller or narrower tables",
                     "fewer rows, and neighbouring ones next to each other",
                 ),
@@ -356,6 +356,7 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
 #: For matrices that are gathered for a batched product.
 _GROUPED: Final = Remedy(
     "Group the rows by their matrix",
+    "ends = torch.bincount(expert, minlength=experts).cumsum(0, dtype=torch.int32)  # order = expert.argsort()\n"
     "y = torch.nn.functional.grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert, a matrix read once\n"
     "# before PyTorch 2.10: torch._grouped_mm\n"
     "# transformers: model.set_experts_implementation('grouped_mm'); adapters: one product for each",
@@ -380,7 +381,8 @@ _SELECTED: Final = Remedy(
 #: For gradients of whole tables.
 _SPARSE: Final = Remedy(
     "Keep gradients of used rows only",
-    "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
+    "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam, no weight_decay\n"
+    "# SparseAdam leaves the moments of other rows alone, which changes the training a little\n"
     "# not if the output layer shares its weights (a tied lm_head): then all rows have gradients\n"
     "# torchrec or fbgemm apply them in the backward pass",
     "gradient traffic in proportion to the rows used, not to the table",

@@ -86,12 +86,14 @@ _ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
     ),
     r"(?<![a-z])gc(?![a-z])|garbage": Remedy(
         "Run garbage collection outside the steps",
-        "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
+        "gc.collect(); gc.freeze(); gc.disable()  # after set-up\n"
+        "gc.collect()  # between epochs, or every thousand steps: cycles keep their memory until then",
     ),
     r"(?<![a-z])(?:log|logs|logging|metric|metrics|wandb|tensorboard|save|saving|checkpoint|print|write|"
     r"evaluate|callback)(?![a-z])": Remedy(
         "Log and save from another thread, and less often",
-        "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps\n"
+        "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps, when the last has ended\n"
+        "# on several ranks: torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n"
         "# queue values and write them in another thread",
     ),
 }

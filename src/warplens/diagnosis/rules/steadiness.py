@@ -168,7 +168,8 @@ class SlowingGpu(StructureRule):
                 ),
                 Remedy(
                     "Measure at a steady clock",
-                    "nvidia-smi --lock-gpu-clocks=MHZ  # where permitted; warm up for half a minute",
+                    "nvidia-smi --lock-gpu-clocks=MHZ  # where permitted; warm up for half a minute\n"
+                    "nvidia-smi --reset-gpu-clocks  # afterwards",
                     "comparable times",
                 ),
             ),

@@ -483,13 +483,14 @@ _FUSED_LOSS: Final = (
     Remedy(
         "Compute the loss in one pass",
         "loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten())  # in 16 bits: no .float(), it sums in fp32\n"
+        "# outside of torch.autocast, which makes the scores fp32 again; loss and gradients are rounded to 16 bits\n"
         "# no log_softmax and gather, no one_hot, no .contiguous() of shifted scores: shift the labels\n"
         "# liger-kernel: LigerFusedLinearCrossEntropyLoss never writes the scores; torch.compile of head and loss",
         f"{GAIN}: one pass over the scores forward, one backward, in 16 bits; scores in 32 bits are not kept in memory",
     ),
     Remedy(
         "Score what has a label",
-        "scores = head(hidden[labels != -100])  # prompts and padding have no labels\n"
+        "scores = head(hidden[labels != -100])  # prompts and padding have no labels; counting them is a wait\n"
         "# or by parts: torch.utils.checkpoint over slices of the positions",
         "in proportion to the positions left out",
     ),
@@ -499,7 +500,7 @@ _FUSED_LOSS: Final = (
 _NARROW_WEIGHTS: Final = Remedy(
     "Keep the weights as they are used",
     "model = model.to(torch.bfloat16)  # inference needs no autocast then\n"
-    "# transformers: from_pretrained(…, dtype=torch.bfloat16)",
+    "# transformers: from_pretrained(…, dtype=torch.bfloat16)  # before 4.56: torch_dtype",
     f"{GAIN}: no weight is read in 32 bits, written in 16 and read again for each product",
 )
 
@@ -514,7 +515,7 @@ _KEEP_LAYOUT: Final = Remedy(
 #: For operands that are copied, cast or computed before each product.
 _AS_THEY_ARE: Final = Remedy(
     "Give products their operands as they are kept",
-    "F.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # no repeat_interleave of keys and values\n"
+    "F.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # no mask, no repeat_interleave of keys and values\n"
     "# weights derived from others (from 8 bits, from a norm, merged): make them once, before the loop, if memory\n"
     "# allows, or use a product that reads them as they are (torchao, bitsandbytes)",
     f"{GAIN}: no operand is written and read again for each product",
@@ -528,7 +529,7 @@ _FUSED_OPERATORS: Final = (
     ),
     (r"(?i)rsqrt|layer_?norm|rms_?norm|pow_tensor_scalar", "# F.rms_norm, F.layer_norm"),
     (r"(?i)gelu|tanh_kernel|(?<![a-z])erf(?![a-z])", "# F.gelu(x, approximate='tanh') for a written-out GELU"),
-    (r"(?i)nll|cross_entropy|logsumexp|log_?softmax", "# F.cross_entropy(label_smoothing=0.1), liger-kernel"),
+    (r"(?i)nll|cross_entropy|logsumexp|log_?softmax", "# F.cross_entropy, also with label_smoothing=, liger-kernel"),
     (r"(?i)cos_|sin_|neg_|CatArray", "# liger-kernel or flash-attn for rotary embeddings"),
 )
 

@@ -293,8 +293,8 @@ class HostSync(Rule):
         later = Remedy(
             "Read the values back one step later",
             "out, event = torch.empty(loss.shape, pin_memory=True), torch.cuda.Event()  # once, before the loop\n"
-            "out.copy_(loss, non_blocking=True); event.record()\n"
-            "# read `out` after event.synchronize() in the next step",
+            "out.copy_(loss.detach(), non_blocking=True); event.record()\n"
+            "# read `out` after event.synchronize() in the next step, before the next copy into it",
             f"{GAIN}: the copy is then finished before the host waits for it",
         )
         # Only their own remedy removes the work that such loops run for each item.
@@ -328,7 +328,7 @@ class HostSync(Rule):
                 bringing(rarely, unwaited) if has_own_remedy else rarely if reads else None,
                 Remedy(
                     "Find all synchronizing operations",
-                    "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
+                    "torch.cuda.set_sync_debug_mode('warn')  # names the line of most of them; 'error' raises there\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),

@@ -22,7 +22,7 @@ from warplens.profile.schema import Bools, Float64s
 
 _QUANTIZED: Final = Remedy(
     "Quantize the weights",
-    "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ",
+    "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ; compare the accuracy of the model",
     "half or a quarter of these products' time",
 )
 
@@ -151,7 +151,8 @@ class WeightBound(StructureRule):
                 _QUANTIZED if reads else None,
                 Remedy(
                     "Use speculative decoding",
-                    "model.generate(assistant_model=draft)  # a small draft model proposes tokens",
+                    "model.generate(ids, assistant_model=draft)  # a small draft model proposes tokens\n"
+                    "# transformers does so for one sequence at a time only; vllm: --speculative-config",
                     "two to three tokens per pass over the weights",
                 )
                 if generates

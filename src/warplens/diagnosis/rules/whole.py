@@ -81,6 +81,7 @@ _MISSING: Final = ("no-api-calls", "unknown-launches", "dropped-events", "lost-g
 _PREFETCH: Final = Remedy(
     "Move managed memory ahead of its use",
     "cudaMemPrefetchAsync(data, bytes, where, 0, stream);  // to the GPU before kernels, to the host before it reads\n"
+    "// cudaMemLocation where; before CUDA 13: cudaMemPrefetchAsync(data, bytes, device, stream)\n"
     "# or cudaMalloc and cudaMemcpyAsync instead of cudaMallocManaged",
     "pages move in large pieces, and nothing waits for each",
 )
