@@ -97,7 +97,9 @@ def result(task: tuple[dict[str, Any], str, Path]) -> Result:
     window = timeline.window()
     found = diagnose(timeline, window)
     fixes = tuple(_fix(name, entry, found) for name in entry["fixes"])
-    together = sorted({fix.finding.id for fix in fixes if fix.finding is not None and (fix.finding.expected or 0) > 1})
+    # A fix that brings little may be named by a finding whose remedy does more.
+    made = [fix.finding for fix in fixes if fix.finding is not None and fix.measured[0] >= WORTH]
+    together = sorted({finding.id for finding in made if (finding.expected or 0) > 1})
     asked = None
     if together:
         try:

@@ -7,7 +7,7 @@ its time. Time without a claim is either needed or unexplained.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Final
 
@@ -42,6 +42,7 @@ class Claims:
     causes: tuple[str, ...]  #: the ids of all findings
     work: Codes  #: position in `causes` of the finding that claims each piece of work; −1 for none
     work_ns: Int64s  #: claimed nanoseconds of each piece of work
+    wanted_ns: Mapping[str, int]  #: finding id → GPU time that it would claim if no other cause claimed it
 
     def idle_ns(self, id_: str) -> int:
         """Idle time that this cause claims."""
@@ -78,6 +79,14 @@ class Claims:
         """Claimed time of the pauses that it claims."""
         return self.gaps[id_] if id_ in self.gaps else Spent.none(self.gaps["launch-overhead"].count)
 
+    def giving(self, id_: str, share: Float64s, own_ns: Int64s) -> Claims:
+        """The same claims, but this cause has its share of each piece of work, whoever claims it otherwise."""
+        rows = np.flatnonzero(share > 0)
+        work, work_ns = self.work.copy(), self.work_ns.copy()
+        work[rows] = self.causes.index(id_)
+        work_ns[rows] = np.minimum((own_ns[rows] * share[rows]).astype(np.int64), own_ns[rows])
+        return replace(self, work=work, work_ns=work_ns)
+
     def of_work(self, id_: str) -> pl.Series:
         """Claimed time of each piece of work."""
         return pl.Series("claimed_ns", self.pieces(id_).whole())
@@ -93,7 +102,7 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     by_host, issuing, moved = _gap_claims(facts, is_unfused(facts))
     gap_shares = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
     gaps, issuing = _with_structure(facts, gap_shares, by_host, issuing)
-    work, share = _work_claims(facts, rules)
+    work, share, wanted = _work_claims(facts, rules)
     own = facts.program.own_ns
     for position, rule in enumerate(rules):
         if rule.id in gap_shares:
@@ -103,7 +112,7 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     work_ns = np.zeros(len(own), dtype=np.int64)
     rows = np.flatnonzero(share)
     work_ns[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
-    return Claims(gaps, issuing, moved, causes, work, work_ns)
+    return Claims(gaps, issuing, moved, causes, work, work_ns, wanted)
 
 
 def _with_structure(
@@ -126,8 +135,9 @@ def _with_structure(
     return gaps, issuing
 
 
-def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s]:
-    """Position of the rule that claims each piece of work (−1: none), and the claimed share of its time."""
+def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s, dict[str, int]]:
+    """Position of the rule that claims each piece of work (−1: none), the claimed share, and what each rule wanted."""
+    wanted, own = {}, facts.program.own_ns
     claimant = np.full(facts.work.height, _NO_CAUSE, dtype=np.int8)
     share = np.zeros(facts.work.height)
     for precedence in PRECEDENCES:
@@ -141,11 +151,12 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s]:
             rows = np.flatnonzero(claimed > 0) if claimed is not None else np.empty(0, np.int64)
             if claimed is None or not len(rows):
                 continue
+            wanted[rule.id] = int(own[rows] @ claimed[rows])
             if precedence in ("inferred", "structure"):
                 rows = rows[claimed[rows] > rivals[rows]]
             claimant[rows] = position
             share[rows] = rivals[rows] = claimed[rows]
-    return claimant, share
+    return claimant, share, wanted
 
 
 def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str, int], dict[str, int]]:

@@ -124,6 +124,7 @@ class Finding:
         refute: the experiment that would refute this finding.
         places: the places in the program that most of it comes from, the largest first.
         basis: basis of `expected_interval`; None without an expected gain.
+        shares_with: id of the finding that most of this one's GPU time is counted for; empty if it is its own.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Finding:
     refute: str
     places: tuple[Place, ...] = ()
     basis: Basis | None = None
+    shares_with: str = ""
 
     @property
     def gain_ceiling(self) -> float | None:

@@ -255,7 +255,7 @@ def _changed(
     if altered is None:
         return None if less is None else changed
     schedule = altered.schedule
-    if "cuda-graph" in changes:
+    if "cuda-graph" in changes and "no-host-stall" not in changes:
         # A graph does not remove the host's other work, which other findings claim.
         schedule = replace(schedule, pause_ns=np.maximum(schedule.pause_ns, changed.stall_ns))
     return replace(changed, schedule=schedule)

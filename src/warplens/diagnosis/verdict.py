@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import forget
@@ -253,6 +254,7 @@ def diagnose(
     headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     report = counted(counters) if counters is not None else None
+    alone: dict[str, Claims] = {}
     with ThreadPoolExecutor(max_workers=1) as aside:
         replays = aside.submit(predictions, timeline, window) if timeline.trace.has_device_work else None
         facts = gather(timeline, window, report, thresholds, budgets, notes, headrooms)
@@ -268,6 +270,8 @@ def diagnose(
     else:
         raised = _findings(facts, claims)
         verdict = _verdict(facts, claims, raised)
+        raised, alone = _with_shared_work(facts, claims, raised)
+        verdict = next(finding for finding in (*raised, verdict) if finding.id == verdict.id)
         rest = incomplete or _INCOMPLETE.unexplained(facts, claims)
         worth = incomplete is not None or (rest.bound or 0.0) >= thresholds.warning_ceiling
         if worth and verdict.id != rest.id:
@@ -278,8 +282,8 @@ def diagnose(
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
-        combined = aside.submit(what_ifs, facts, claims, with_cost, together)
-        ranked = tuple(located(facts, claims, finding) for finding in ranked)
+        combined = aside.submit(what_ifs, facts, claims, with_cost, together, alone)
+        ranked = tuple(located(facts, alone.get(finding.id, claims), finding) for finding in ranked)
         moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
@@ -345,6 +349,41 @@ def _findings(facts: Facts, claims: Claims) -> list[Finding]:
     )
     busy = None if worth else _SATURATED.find(facts, claims) or _BELOW_ROOF.find(facts, claims)
     return found if busy is None else [*found, busy]
+
+
+def _with_shared_work(
+    facts: Facts, claims: Claims, found: Sequence[Finding]
+) -> tuple[list[Finding], dict[str, Claims]]:
+    """These findings, and causes most of whose GPU work counts for another one that is worth a change.
+
+    Two habits may slow down the same work: gradients that nobody takes, in fp32. Its time counts once, for the cause
+    that could remove more of it. The remedy of the other one brings as much alone as if it had been the only cause.
+
+    Returns:
+        the findings, and the claims of each of these causes with its whole share.
+    """
+    own, alone = facts.program.own_ns, dict[str, Claims]()
+    by_id = {finding.id: finding for finding in found}
+    worth = {finding.id for finding in found if finding.severity != "info"}
+    for position, cause in enumerate(RULES):
+        if not cause.takes_all or 2 * claims.busy_ns(cause.id) > claims.wanted_ns.get(cause.id, 0):
+            continue
+        share = cause.claim(facts)
+        if share is None:
+            continue
+        lost = np.flatnonzero((share > 0) & (claims.work >= 0) & (claims.work != position))
+        if not len(lost):
+            continue
+        by_owner = np.bincount(claims.work[lost], own[lost] * share[lost])
+        owner = claims.causes[int(np.argmax(by_owner))]
+        if owner not in worth or 2 * by_owner.max() < claims.wanted_ns[cause.id]:
+            continue
+        given = claims.giving(cause.id, share, own)
+        finding = cause.find(facts, given)
+        if finding is not None and finding.severity != "info":
+            by_id[cause.id] = replace(finding, shares_with=owner)
+            alone[cause.id] = given
+    return [*by_id.values()], alone
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:

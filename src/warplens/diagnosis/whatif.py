@@ -73,12 +73,19 @@ class WhatIfs:
     pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 
-def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: Sequence[str] = ()) -> WhatIfs | None:
+def what_ifs(
+    facts: Facts,
+    claims: Claims,
+    findings: Sequence[Finding],
+    asked: Sequence[str] = (),
+    alone: Mapping[str, Claims] | None = None,
+) -> WhatIfs | None:
     """Gains of these findings, one by one, in pairs, and together; None if the schedule cannot be replayed.
 
     Args:
         findings: the worst first; those without an expected gain or a remedy are left out.
         asked: names of findings, or of changes that they make, whose remedies are predicted together.
+        alone: claims in which a finding has the work that it shares with others, by its id.
 
     Raises:
         UsageError: one of the names is none of these findings, or nothing can be replayed for them.
@@ -90,7 +97,7 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
         if asked:
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
         return None
-    base = _Base(facts, claims)
+    base = _Base(facts, claims, alone or {})
     replayed = {found.id: base.replayed_ns((found.id,)) for found in known if found in worth or found in chosen}
     changes = [base.changed((found,), _interval(found)) for found in worth]
     pictures = base.pictures(changes)
@@ -100,8 +107,8 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     changes += [_of_group(base, group, replayed) for group in groups]
     wanted = next((change for change in changes if change.findings == tuple(found.id for found in chosen)), None)
     if chosen and wanted is None:
-        alone = len(chosen) == 1
-        wanted = base.changed(chosen, _interval(chosen[0])) if alone else _of_group(base, chosen, replayed)
+        single = len(chosen) == 1
+        wanted = base.changed(chosen, _interval(chosen[0])) if single else _of_group(base, chosen, replayed)
         changes.append(wanted)
     return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes), wanted, pictures)
 
@@ -141,11 +148,11 @@ def _interval(found: Finding) -> tuple[float, float, float]:
 class _Base:
     """The unchanged step without a profiler, and the effects of remedies on it."""
 
-    def __init__(self, facts: Facts, claims: Claims) -> None:
+    def __init__(self, facts: Facts, claims: Claims, alone: Mapping[str, Claims]) -> None:
         pace, step = facts.pace, facts.unprofiled_step
         assert pace is not None
         assert step is not None
-        self._facts, self._claims, self._pace = facts, claims, pace
+        self._facts, self._claims, self._alone, self._pace = facts, claims, alone, pace
         own = facts.work["own_ns"].to_numpy()
         self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
         self._rows: dict[str, Int64s] = {}
@@ -166,24 +173,30 @@ class _Base:
         rows = pl.DataFrame({"label": self._labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
 
+    def _of(self, id_: str) -> Claims:
+        """The claims in which a cause has its whole share."""
+        return self._alone.get(id_, self._claims)
+
     def _claimed(self, id_: str) -> Int64s:
         """The pieces of work that a cause claims."""
         if id_ not in self._rows:
-            claimed = self._claims.work == self._claims.causes.index(id_)
-            self._rows[id_] = np.flatnonzero(claimed & (self._claims.work_ns > 0))
+            claims = self._of(id_)
+            self._rows[id_] = np.flatnonzero((claims.work == claims.causes.index(id_)) & (claims.work_ns > 0))
         return self._rows[id_]
 
     def _without(self, ids: Sequence[str]) -> tuple[list[Change], Less | None]:
         """Changes of the schedule by the remedies of these causes."""
         changes: list[Change] = [_CHANGES[id_] for id_ in ids if id_ in _CHANGES]
-        at = self._facts.replayed_rows
-        claimant, share = self._claims.work[at], self._claims.work_ns[at] / np.maximum(self._own[at], 1)
+        at, own = self._facts.replayed_rows, np.maximum(self._own[self._facts.replayed_rows], 1)
         time, calls = np.zeros(len(at)), np.zeros(len(at))
         for id_ in ids:
-            claimed = np.where((at >= 0) & (claimant == self._claims.causes.index(id_)), share, 0.0)
-            time = np.maximum(time, claimed)
-            if id_ not in _CHANGES and self._claims.idle_ns(id_):
-                calls = np.maximum(calls, claimed)
+            claims = self._of(id_)
+            is_claimed = (at >= 0) & (claims.work[at] == claims.causes.index(id_))
+            claimed = np.where(is_claimed, claims.work_ns[at] / own, 0.0)
+            # Of work that two causes share, the second saves its share of what the first leaves.
+            time = 1 - (1 - time) * (1 - claimed)
+            if id_ not in _CHANGES and claims.idle_ns(id_):
+                calls = 1 - (1 - calls) * (1 - claimed)
         return changes, Less(time, calls) if time.any() else None
 
     def replayed_ns(self, ids: Sequence[str]) -> float:
@@ -222,8 +235,13 @@ class _Base:
         """The step with this gain (expected, low, high), and the parts of its time."""
         expected, low, high = gain
         after = self.step_ns / expected
-        rows = np.concatenate([self._claimed(found.id) for found in findings])  # no piece has two claimants
-        gone, own = self._claims.work_ns[rows], self._own[rows]
+        stays = np.ones(len(self._own))
+        for found in findings:
+            rows = self._claimed(found.id)
+            stays[rows] *= 1 - self._of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
+        rows = np.flatnonzero(stays < 1)
+        own = self._own[rows]
+        gone = np.round(own * (1 - stays[rows])).astype(np.int64)
         # Claimed GPU work goes away as far as the step gets shorter, and further if the rest would not fit into the
         # step: a finding may expect a little more than it claims. Savings beyond the claims were idle time.
         saved, claimed = (self.step_ns - after) * self._steps, max(int(gone.sum()), 1)

@@ -145,10 +145,10 @@ class UnusedGradients(StructureRule):
                 continue
             taken = np.flatnonzero(each.unused < 1)
             last = int(each.ends[taken[-1]]) if len(taken) else each.begin
-            for place in np.flatnonzero(each.unused[: taken[-1]] == 1) if len(taken) else ():
+            for place in np.flatnonzero(each.unused[: taken[-1]]) if len(taken) else ():
                 begin = each.ends[place - 1] if place else each.begin
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
-                share[between] = self.product_share
+                share[between] = self.product_share * each.unused[place]
             share[inside & (launched >= last)] = 1.0
         if unused < self.least_share * numbers:
             # Few numbers may cost much time: the weights of convolutions over large images. Between gradients that are
@@ -359,13 +359,10 @@ def _passes(facts: Facts) -> list[_Pass]:
             unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in shapes_of_pass])
         elif blocks:
             # The sizes of lists were not recorded; a block goes over `OF_A_BLOCK` numbers of one tensor.
-            left = np.cumsum((-(-numbers // OF_A_BLOCK))[::-1])[::-1]
+            of_each = -(-numbers // OF_A_BLOCK)
+            left = np.cumsum(of_each[::-1])[::-1]
             tail = left == left[0] - blocks  # what ran first, such as a frozen encoder, gets its gradients last
-            unused = (
-                np.cumsum(tail, dtype=np.float64)
-                if tail.any()
-                else np.full(len(numbers), max(1 - blocks / left[0], 0.0))
-            )
+            unused = np.cumsum(tail, dtype=np.float64) if tail.any() else _untaken(numbers, of_each, round(blocks))
         else:
             continue  # an optimizer of flat copies, or one that was not recorded
         next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
@@ -418,6 +415,26 @@ def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, 
     for counts in by_name.values():
         taken |= counts
     return taken
+
+
+def _untaken(numbers: Int64s, blocks: Int64s, taken: int) -> Float64s:
+    """Share of the gradients of each size that an optimizer does not take that takes this many blocks in all.
+
+    Parts such as adapters have sizes of their own. If whole sizes can add up to the blocks, one that is in none of
+    these sums is not taken, and one that is in all of them is. For others, and without such a sum, the share is that of
+    all blocks.
+    """
+    _, places = np.unique(numbers, return_inverse=True)
+    totals = [int(total) for total in np.bincount(places, weights=blocks)]
+    share = max(1 - taken / sum(totals), 0.0)
+    shares = []
+    for place, total in enumerate(totals):
+        sums = 1  # bit n: whether other sizes can add up to n blocks
+        for other in totals[:place] + totals[place + 1 :]:
+            sums |= sums << other
+        without, within = sums >> taken & 1, total <= taken and sums >> (taken - total) & 1
+        shares.append(share if bool(without) == bool(within) else float(without))
+    return np.array(shares)[places]
 
 
 def _blocks_taken(facts: Facts, begin: int, end: int) -> float:
