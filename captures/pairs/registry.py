@@ -154,5 +154,5 @@ def several(family: str, fixes: dict[str, str], **settings: Any) -> Callable[[Bu
 
 
 def mends(variant: str, fix: str) -> bool:
-    """Whether the variant mends this habit of a program with several."""
-    return variant in {AFTER, fix}
+    """Whether the variant mends this habit of a program with several; `a+b` mends two."""
+    return variant == AFTER or fix in variant.split("+")

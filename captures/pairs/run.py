@@ -4,6 +4,7 @@
     python -m pairs.run try  NAME --records FILE [--lock FILE]
     python -m pairs.run time NAME --records FILE [--lock FILE] --out FOLDER
     python -m pairs.run nsys NAME --records FILE [--lock FILE] --variant before
+    python -m pairs.run time NAME --records FILE --variants before a+b         # times only; of a program with fixes
 
 NAME is `module.program`. A finished run adds one line of JSON to the records, a failed one a line with its `error`. Who
 holds the lock has the GPU; libraries are loaded before, and traces written afterwards.
@@ -219,7 +220,7 @@ def run(how: str, program: Program, options: argparse.Namespace) -> dict[str, An
     """One run, in the lock where it matters."""
     peak = Peak()
     steps: dict[str, Step] = {}
-    variants = (options.variant,) if how == "nsys" else program.variants
+    variants = (options.variant,) if how == "nsys" else tuple(options.variants or program.variants)
     with torch.inference_mode() if program.inference else contextlib.nullcontext():
         try:
             with held(options.lock):
@@ -230,7 +231,10 @@ def run(how: str, program: Program, options: argparse.Namespace) -> dict[str, An
                     took = {variant: ns / 1e6 for variant, ns in warm(steps, peak).items()}
                     return {"median_ms": took, "peak_memory_bytes": peak.peaks}
                 result = timed(program, steps, peak)
-            save(options.records, {"name": program.name, "how": "unprofiled", **result})
+            kind = "together" if options.variants else "unprofiled"
+            save(options.records, {"name": program.name, "how": kind, **result})
+            if options.variants:
+                return {}
             path = options.out / f"{program.name}__before.pt.trace.json"
             return traced(program, steps["before"], path, options.lock)
         finally:
@@ -261,6 +265,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--variant", default="before")
+    parser.add_argument("--variants", nargs="+")
     options = parser.parse_args()
     if options.how == "list":
         for module in MODULES:

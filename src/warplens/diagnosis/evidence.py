@@ -222,6 +222,10 @@ _LEAST_OPERATIONS: Final = 5
 #: or samples have hardly any other size. Also the most fills among them.
 _MOST_ALIKE: Final = 0.85
 
+#: Least launches of a size, and least such sizes, of a loop over parameters most of which have one size.
+_LEAST_OF_A_SIZE: Final = 6
+_LEAST_SIZES: Final = 5
+
 #: Most kernels in a turn of a loop over words, samples or the like.
 _LONGEST_TURN: Final = 8
 #: Least share of kernels in such a loop whose name runs on a single size.
@@ -272,7 +276,9 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
             # A block of a list goes over 65,536 numbers, so that most parameters have one block.
             is_loop[run] = len(np.unique(sizes[listed])) > 1
         elif sizes.any():
-            alike = np.unique(sizes, return_counts=True)[1].max() > _MOST_ALIKE * len(sizes)
+            counts = np.unique(sizes, return_counts=True)[1]
+            # The weights of many experts have one size, but those around them have several.
+            alike = counts.max() > _MOST_ALIKE * len(sizes) and (counts >= _LEAST_OF_A_SIZE).sum() < _LEAST_SIZES
             is_loop[run] = not (alike or _takes_turns(names[kernels[of_run]], sizes))
         else:
             is_loop[run] = len(of_run) > 0

@@ -7,6 +7,7 @@ finding expects to stay beyond the replay of its own cause stays as well. All of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -129,14 +130,16 @@ def _chosen(names: Sequence[str], findings: Sequence[Finding]) -> tuple[Finding,
 
 
 def _of_group(base: _Base, group: Sequence[Finding], replayed_ns: Mapping[str, float]) -> WhatIf:
-    """The step with the remedies of several findings."""
-    together = base.replayed_ns([found.id for found in group])
-    alone = [replayed_ns[found.id] for found in group]
-    expected, low, high = (
-        base.together(together, list(zip(gains, alone, strict=True)), at_best)
-        for gains, at_best in zip(zip(*map(_interval, group), strict=True), (False, False, True), strict=True)
+    """The step with the remedies of several findings; the errors of their gains count as independent."""
+    alone = [(found.expected or 1.0, replayed_ns[found.id]) for found in group]
+    expected = base.together(base.replayed_ns([found.id for found in group]), alone)
+    intervals = [_interval(found) for found in group]
+    below, above = (
+        math.exp(math.hypot(*(math.log(one / other) for one, other in ends)))
+        for ends in ([(gain, low) for gain, low, _ in intervals], [(high, gain) for gain, _, high in intervals])
     )
-    return base.changed(group, (expected, min(low, expected), max(high, expected)))
+    low = min(max(expected / below, *(low for _, low, _ in intervals)), expected)
+    return base.changed(group, (expected, low, min(expected * above, max(MANY, expected))))
 
 
 def _interval(found: Finding) -> tuple[float, float, float]:
@@ -217,17 +220,15 @@ class _Base:
             steps.add(change.findings[0], *(self._pace.replayed(0, *kinds, less=less) or before), change.step_ns)
         return steps.pictures(self.step_ns)
 
-    def together(self, replayed_ns: float, each: Sequence[tuple[float, float]], at_best: bool) -> float:
+    def together(self, replayed_ns: float, each: Sequence[tuple[float, float]]) -> float:
         """The gain of remedies together: that of their replay, less the time that each is expected to leave by itself.
 
         Args:
             replayed_ns: replayed step time without all of their causes.
             each: gain of each remedy, and replayed step time without its cause.
-            at_best: whether to count savings that a remedy is expected to have beyond its replay.
         """
         alone = [self.step_ns / gain for gain, _ in each]
-        rest = [after - replayed for after, (_, replayed) in zip(alone, each, strict=True)]
-        stays = sum(rest if at_best else (max(time, 0.0) for time in rest))
+        stays = sum(max(after - replayed, 0.0) for after, (_, replayed) in zip(alone, each, strict=True))
         least = min(replayed_ns, *alone) / _MOST_BEYOND_REPLAY
         return min(self.step_ns / max(min(replayed_ns + stays, *alone), least, 1.0), MANY)
 
