@@ -278,7 +278,11 @@ def diagnose(
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
     ranked = tuple(_started_as(facts, fitting(facts, finding)) for finding in ranked)
-    ranked = (ranked[0], *(_with_reason(facts, finding, claims) for finding in ranked[1:]))
+    ranked = (
+        ranked[0],
+        *(_with_reason(facts, finding, alone.get(finding.id, claims)) for finding in ranked[1:]),
+    )
+    of_verdict = alone.get(verdict.id, claims)
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
@@ -287,7 +291,7 @@ def diagnose(
         moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, verdict, claims, ranked[1:]),
+        headline=headline(facts, verdict, of_verdict, ranked[1:]),
         findings=ranked,
         per_phase=(),
         predictions=() if decides else modelled,
@@ -295,8 +299,8 @@ def diagnose(
         notes=tuple(notes),
         moments=moments,
         what_if=combined.result(),
-        headline_share=headline_share(facts, verdict, claims),
-        unprofiled_share=unprofiled_share(facts, verdict, claims),
+        headline_share=headline_share(facts, verdict, of_verdict),
+        unprofiled_share=unprofiled_share(facts, verdict, of_verdict),
         without_profiler=facts.unprofiled_step if facts.window.steps and not decides else None,
         verdict_known=is_known(verdict),
     )
@@ -364,7 +368,8 @@ def _with_shared_work(
     """
     own, alone = facts.program.own_ns, dict[str, Claims]()
     by_id = {finding.id: finding for finding in found}
-    worth = {finding.id for finding in found if finding.severity != "info"}
+    # With more work in the same time, the work itself is another.
+    worth = {finding.id for finding in found if finding.severity != "info" and not finding.is_throughput}
     for position, cause in enumerate(RULES):
         if not cause.takes_all or 2 * claims.busy_ns(cause.id) > claims.wanted_ns.get(cause.id, 0):
             continue

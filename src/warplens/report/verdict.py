@@ -592,9 +592,9 @@ def _one_finding(finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> Itera
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
     evidence = evidence_text(finding.evidence, steps=steps_judged(diagnosis))
     yield Paragraph(f"{fmt.capitalised(evidence_label(finding, diagnosis))}: {evidence}.")
-    for label, text in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
+    for label, text in finding_facts(finding):
         if text:
-            yield Paragraph(f"{label}: {text}.")
+            yield Paragraph(f"{fmt.capitalised(label)}: {text}.")
     remedies = (
         {**vars(remedy), "gain": own_gain(remedy) or None, "expected": beside_gain(remedy)}
         for remedy in finding.remedies
@@ -602,6 +602,16 @@ def _one_finding(finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> Itera
     rows = frame_of(_REMEDIES, remedies)
     yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None, cards=True)
     yield quiet(f"What would refute it: {finding.refute}")
+
+
+def finding_facts(finding: Finding) -> Iterator[tuple[str, str]]:
+    """Label and text, which may be empty, of what is known of a finding beside its evidence."""
+    shared = (
+        f"{finding.shares_with} also slows down this work, and its time counts there; the gain is of this remedy alone"
+    )
+    yield "shared", shared if finding.shares_with else ""
+    yield "mostly in", places(finding)
+    yield "in the program", "; ".join(place_lines(finding))
 
 
 def checklist_frame(

@@ -19,8 +19,7 @@ from warplens.report.verdict import (
     brings,
     evidence_label,
     evidence_text,
-    place_lines,
-    places,
+    finding_facts,
     standing,
     steps_judged,
     verdict_words,
@@ -113,9 +112,7 @@ def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
     evidence = evidence_text(finding.evidence, steps=steps_judged(diagnosis))
-    facts = {evidence_label(finding, diagnosis): evidence, "mostly in": places(finding)}
-    facts["in the program"] = "; ".join(place_lines(finding))
-    for label, fact in facts.items():
+    for label, fact in ((evidence_label(finding, diagnosis), evidence), *finding_facts(finding)):
         if fact:
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
