@@ -132,7 +132,7 @@ def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
     for finding in data["findings"]:
         assert list(finding) == [
             "id", "title", "severity", "confidence", "expected", "expected_interval", "bound", "gain_ceiling",
-            "evidence", "where", "remedies", "refute", "places",
+            "evidence", "where", "remedies", "refute", "places", "shares_with",
         ]  # fmt: skip
         assert all(isinstance(place, str) for place in finding["where"])
         assert all(

@@ -360,8 +360,8 @@ def _with_shared_work(
 ) -> tuple[list[Finding], dict[str, Claims]]:
     """These findings, and causes most of whose GPU work counts for another one that is worth a change.
 
-    Two habits may slow down the same work: gradients that nobody takes, in fp32. Its time counts once, for the cause
-    that could remove more of it. The remedy of the other one brings as much alone as if it had been the only cause.
+    Work may be both needless and slow: gradients that nobody takes, in fp32. Its time counts once, for the cause that
+    could remove more of it. The remedy of the other one brings as much alone as if it had been the only cause.
 
     Returns:
         the findings, and the claims of each of these causes with its whole share.
@@ -385,7 +385,10 @@ def _with_shared_work(
             continue
         given = claims.giving(cause.id, share, own)
         finding = cause.find(facts, given)
-        if finding is not None and finding.severity != "info":
+        if finding is None or finding.severity == "info":
+            continue
+        # Causes of which neither is about needless work mostly explain the same time: their remedies do not add up.
+        if cause.needless(finding) or rule(owner).needless(by_id[owner]):
             by_id[cause.id] = replace(finding, shares_with=owner)
             alone[cause.id] = given
     return [*by_id.values()], alone
