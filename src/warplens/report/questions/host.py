@@ -76,7 +76,7 @@ def counted_process(timeline: Timeline) -> str:
 
 def _launch_facts(summary: LaunchSummary, whose: str) -> Iterator[str]:
     yield from (f"coverage: {sentence}" for sentence in launches_coverage(summary))
-    if summary.per_step is not None:
+    if summary.per_step is not None and summary.launches:
         least, most = fmt.count(summary.per_step.min), fmt.count(summary.per_step.max)
         yield f"launches per step{whose}: {least if summary.per_step.is_constant else f'{least} to {most}'}"
     if summary.interval_median_ns is not None:
