@@ -253,6 +253,16 @@ def test_a_wait_is_found_in_its_operator_its_range_and_the_line_that_asked():
     assert (wait["calls"], wait["host_ns"], wait["share"]) == (1, 100, 1.0)
 
 
+def test_the_place_with_the_most_host_time_stands_first_whatever_its_calls_do():
+    calls = [launch(0, 50, 1), call(60, 70, "cudaStreamSynchronize", correlation=2), launch(80, 85, 3)]
+    ranges = [annotation(0, 55, "forward"), annotation(58, 90, "log")]
+    timeline = program([kernel(10, 90, correlation=1)], calls, ranges)
+    rows = code_places(timeline, timeline.window("all"))
+    assert rows.select("call", "range", "host_ns").rows() == [
+        ("launch", "forward", 50), ("sync", "log", 10), ("launch", "log", 5),
+    ]  # fmt: skip
+
+
 def test_without_stacks_and_ranges_nothing_is_guessed():
     timeline = program([kernel(10, 90, correlation=1)], [launch(5, 8, 1)], [])
     (row,) = code_places(timeline, timeline.window("all")).rows(named=True)

@@ -129,6 +129,14 @@ def test_every_allocation_can_be_listed(asked):
     assert [row["allocated_bytes"] for row in rows] == [1_032_768, 1_033_280, 1_000_512]
 
 
+def test_the_events_of_different_kinds_of_memory_are_told_apart(warplens):
+    run = warplens("memory", "demo:copies_and_syncs", "--by", "event", "--window", "all")
+
+    header = next(line for line in run.out.splitlines() if "Change" in line)
+    assert header.split() == ["Time", "Process", "GPU", "Memory", "Change", "In", "use"]
+    assert all(f" {kind} " in run.out for kind in ("device", "pinned"))
+
+
 @pytest.mark.parametrize("by", ["memory", "operator", "step", "event"])
 def test_a_profile_without_allocations_says_how_to_record_them(by, warplens, export):
     run = warplens("memory", export, "--by", by)

@@ -231,6 +231,21 @@ def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that
     assert all(title in narrow for title in titles)
 
 
+@pytest.mark.parametrize(("name", "whose"), [("two_processes", True), ("streams_full", False)])
+def test_launches_per_step_say_of_which_process_they_are(name, whose, warplens):
+    run = warplens("launches", Path(__file__).parents[2] / "data" / "recordings" / f"{name}.sqlite.xz")
+
+    assert "\nlaunches per step" in run.out
+    assert ("launches per step of the process with the most GPU time: " in run.out) == whose
+
+
+def test_no_launches_per_step_are_told_where_graphs_launched_everything(warplens):
+    run = warplens("launches", "demo:deit224_bs1_graph_nodes")
+
+    assert "CUDA graphs: 10 launches (1,770 kernels replayed and recorded)" in run.out
+    assert "launches per step" not in run.out
+
+
 def test_a_terminal_of_80_columns_shows_by_what_launches_stand(export, on_terminal):
     shown = on_terminal("launches", export).splitlines()
     heading = next(line for line, below in itertools.pairwise(shown) if below.startswith(" ──"))

@@ -95,6 +95,23 @@ def test_an_amd_gpu_has_no_compute_capability(captured):
     assert (device.ordinal, device.compute_capability, device.sm_count) == (2, None, 104)
 
 
+@pytest.mark.parametrize(
+    ("header", "described", "names"),
+    [
+        # ROCm numbers GPUs together with CPUs: two CPUs, then the GPU that PyTorch calls 0.
+        ({"hip_runtime_version": 1}, ["MI300X"], ["MI300X"]),
+        ({"hip_runtime_version": 1}, ["MI300X", "MI300X"], ["MI300X"]),
+        ({"hip_runtime_version": 1}, ["MI300X", "MI210"], []),
+        ({}, ["H200"], []),
+    ],
+)
+def test_a_gpu_that_rocm_numbers_otherwise_is_the_only_kind_described(trace, header, described, names):
+    entries = [{"id": number, "name": name} for number, name in enumerate(described)]
+    found = trace(kernel(1, 1, device=2), deviceProperties=entries, **header).capture
+    assert [(device.ordinal, device.name) for device in found.devices] == [(2, name) for name in names]
+    assert ("no-device-info" in {note.code for note in found.notes}) == (not names)
+
+
 def test_the_two_ranks_of_a_run_are_told_apart(captured):
     ranks = [read(captured(f"kineto/hta_multirank_sampled_rank{rank}.json.gz")).capture for rank in (0, 1)]
     assert [(capture.rank, capture.world_size) for capture in ranks] == [(0, 128), (1, 128)]

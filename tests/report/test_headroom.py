@@ -48,6 +48,20 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known():
     assert "NVIDIA H200" in roofs
     assert "known for 100.0 % of the busy time" in known
     assert "work taken from another.json: that of 0.0 % of the busy time" in facts(norms(), "another.json")
+    assert "work taken from x.ncu-rep: that of 0.0 % of the busy time" in facts(norms(), counters="x.ncu-rep")
+
+
+def test_without_roofs_no_share_of_known_work_is_claimed():
+    said = [*facts(replace(norms(), roofs=None, known_share=0.0))]
+    assert "roofs: unknown for this GPU (--gpu names it); kernels count as measured" in said
+    assert not any(sentence.startswith("work ") for sentence in said)
+
+
+def test_time_without_idle_time_is_also_without_exposed_transfers():
+    copied = pl.when(pl.col("level") == "idle").then(pl.lit("exposed-copies")).otherwise("part").alias("part")
+    levels, *_ = facts(replace(norms(), parts=norms().parts.with_columns(copied)))
+    assert " without idle time and transfers → " in levels
+    assert " without idle time → " in next(facts(norms()))
 
 
 @pytest.mark.parametrize(("known_share", "words"), [(1.0, "(MFU) 0.8 %"), (0.5, "(MFU) at least 0.8 %")])

@@ -303,7 +303,7 @@ def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
 
 MEMORY_EVENTS: Final = table(
     "memory over time",
-    "One allocation or release inside the window. `warplens.analysis.allocator.memory_timeline`.",
+    "One allocation or release of memory of CUDA. `warplens memory --by event`, where no allocator was recorded.",
     "time_ns process device memory delta_bytes",
     column(
         "allocated_bytes",

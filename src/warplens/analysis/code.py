@@ -35,8 +35,7 @@ CODE: Final = table(
     column("operator", help="innermost operator around the call; null where there is none", kind="name"),
     "range line calls",
     column("host_ns", help="time of the host inside these calls", title="Host time"),
-    "share",
-    share="share of the host time in all listed calls of that kind",
+    column("share", help="share of the host time in all listed calls of that kind", title="Of its kind"),
 )
 
 #: `file.py(88): function`, as PyTorch's profiler writes a Python call.
@@ -48,7 +47,7 @@ _FOUNDATIONS: Final = frozenset({"torch", "numpy", "triton", "nvtx", "torchgen",
 
 
 def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Places in the program of the CUDA calls of `Timeline.api_calls_in`, by kind and then by host time.
+    """Places in the program of the CUDA calls of `Timeline.api_calls_in`, those with the most host time first.
 
     Returns:
         The columns of `CODE`. `share` is that of the host time in calls of the same kind.
@@ -69,12 +68,7 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
         .cast(dict.fromkeys(keys, pl.String))
     )
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
-    kind_order = pl.col("call").replace_strict(
-        {kind: rank for rank, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64
-    )
-    return CODE.conform(
-        rows.with_columns(share).sort(kind_order, "host_ns", *keys[1:], descending=[False, True, False, False, False])
-    )
+    return CODE.conform(rows.with_columns(share).sort("host_ns", *keys, descending=[True, *(False for _ in keys)]))
 
 
 #: Columns that name a place in a program; see `places_of_calls`.

@@ -368,13 +368,14 @@ def headroom_selection(
             "torch.profiler.profile(record_shapes=True) does"
         )
     told = None if program is None else program.trace.capture.source
+    counted = None if counters is None else counters.capture.source
     devices = headrooms(selection.timeline, selection.window, program=program, counters=counters)
     rows = headroom_rows(devices)
     return HeadroomAnswer(
         command="headroom",
         source=selection.source,
         frame=rows,
-        facts=tuple(sentence for device in devices for sentence in facts(device, told)),
+        facts=tuple(sentence for device in devices for sentence in facts(device, told, counted)),
         notes=selection.notes,
         tables=tuple(table for device in devices for table in (parts_table(device), groups_table(device))),
         data=lambda: {

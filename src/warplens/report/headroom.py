@@ -75,13 +75,20 @@ def _unit(headroom: Headroom) -> str:
 def _times_after(headroom: Headroom) -> Iterator[str]:
     """The time after each step down, in words."""
     for step in STEPS_DOWN[:-1]:
-        yield f"{fmt.duration(headroom.per_step(headroom.after(step)))} {_LEVELS[step].after}"
+        also = " and transfers" if step == "idle" and _transfers(headroom) else ""
+        yield f"{fmt.duration(headroom.per_step(headroom.after(step)))} {_LEVELS[step].after}{also}"
 
 
-def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
+def _transfers(headroom: Headroom) -> bool:
+    """Whether the idle level includes exposed transfers, which a budget counts as busy, so that both differ."""
+    exposed = int(headroom.parts.filter(pl.col("part").str.starts_with("exposed-"))["time_ns"].sum())
+    return exposed > 0 and exposed / headroom.duration_ns >= _SMALLEST_SEGMENT_SHARE
+
+
+def facts(headroom: Headroom, program: str | None = None, counters: str | None = None) -> Iterator[str]:
     """The headroom in sentences: levels, roofs, share of known work, utilisation and throughput.
 
-    `program` is the name of the trace that told the work of equal kernels, if one did.
+    `program` and `counters` are the names of the trace and of the report that told the work of equal kernels, if given.
     """
     unit = _unit(headroom)
     down = " → ".join(_times_after(headroom))
@@ -92,17 +99,18 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     held = f"the recorded work ({unknown})" if unknown_ns else "the recorded work"
     yield f"the limit is that of {held}; work that is batched or left out needs less"
     if headroom.roofs is None:
-        yield "roofs: unknown for this GPU; kernels count as measured"
+        yield "roofs: unknown for this GPU (--gpu names it); kernels count as measured"
     else:
         yield f"roofs: {headroom.roofs.source}"
-    if headroom.known_share is not None:
+    if headroom.known_share is not None and headroom.roofs is not None:  # without roofs, no work counts as known
         known = f"work (FLOPs, bytes) known for {fmt.share(headroom.known_share)} of the busy time"
         if headroom.product_known_share is not None:
             known += f", FLOPs for {fmt.share(headroom.product_known_share)} of the products' time"
         yield known
-    if program is not None and (busy_ns := int(headroom.groups["measured_ns"].sum())):
-        found_ns = int(headroom.groups.filter(pl.col("known") == "trace")["measured_ns"].sum())
-        yield f"work taken from {program}: that of {fmt.share(found_ns / busy_ns)} of the busy time"
+    for name, known_by in ((program, "trace"), (counters, "counters")):
+        if name is not None and (busy_ns := int(headroom.groups["measured_ns"].sum())):
+            found_ns = int(headroom.groups.filter(pl.col("known") == known_by)["measured_ns"].sum())
+            yield f"work taken from {name}: that of {fmt.share(found_ns / busy_ns)} of the busy time"
     if headroom.mfu is not None and headroom.hfu is not None and headroom.roofs is not None:
         peak = f"{fmt.flop_rate(headroom.peak_flops_per_s or 0)} ({headroom.peak_format}, dense)"
         model, hardware = fmt.share(headroom.mfu), fmt.share(headroom.hfu)
@@ -240,12 +248,9 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
         ("needed for the same work", limit - unknown, _LEVELS["limit"].fill, _LEVELS["limit"].meaning),
         ("work not known, as measured", unknown, "other", "no model says what this work needs"),
     ]
-    exposed = int(headroom.parts.filter(pl.col("part").str.starts_with("exposed-"))["time_ns"].sum())
     for level in reversed(STEPS_DOWN[:-1]):
         removed = int(headroom.parts.filter(pl.col("level") == level)["time_ns"].sum())
-        # This level includes exposed transfers, which the budget's strip counts as busy: "idle" would not match it.
-        transfers = level == "idle" and exposed / total_ns >= _SMALLEST_SEGMENT_SHARE
-        name = "idle or only transferring" if transfers else _LEVELS[level].name
+        name = "idle or only transferring" if level == "idle" and _transfers(headroom) else _LEVELS[level].name
         levels.append((name, removed, _LEVELS[level].fill, _LEVELS[level].meaning))
     segments = tuple(
         Segment(title, headroom.per_step(time), time / total_ns, fill, meaning)

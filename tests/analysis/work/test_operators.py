@@ -188,6 +188,15 @@ def test_fp32_products_of_unknown_arithmetic_have_no_roof_of_their_own():
     assert work_statistics(operator_work(timeline, ALL))["peak_flops_per_s"].to_list() == [None]
 
 
+@pytest.mark.parametrize(("kind", "precision"), [("aten::mm", "bf16"), ("aten::mul", None)])
+def test_the_format_of_a_product_is_that_of_its_inputs_if_its_kernel_does_not_tell(kind, precision):
+    # What else computes on narrow tensors computes in fp32, or in a format that only its kernel tells.
+    gemm, call = launched(100, 200, 1, at=5, name="attn_fwd")
+    timeline = program([operator(0, 10, kind, [[64, 64], [64, 64]], ["c10::BFloat16"] * 2)], [gemm], [call])
+
+    assert work_statistics(operator_work(timeline, ALL), "precision")["precision"].to_list() == [precision]
+
+
 def test_copies_across_the_link_have_no_place_under_the_roofs_of_memory():
     moved = copy(100, 200, "host-to-device", 4_000, correlation=1)
     timeline = program(

@@ -110,7 +110,8 @@ OPERATOR_WORK: Final = table(
     name="operator",
     phase="`backward`, `optimizer`, `forward` or `none`, from names of enclosing ranges",
     device="ordinal of the GPU",
-    precision="format of the operands, from the name of its longest kernel; null where it does not reveal it",
+    precision="format of the operands, from the name of its longest kernel, or else the inputs of a product; null where"
+    " neither reveals it",
     tensor_cores="whether tensor cores do the arithmetic of that kernel; null where its name does not reveal it",
     kernels="pieces of GPU work that it launched, itself or through others, in the window",
     gpu_ns="their summed duration",
@@ -264,6 +265,7 @@ def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(
         pl.when(products | (pl.col("precision") == "fp64")).then(multiplied).otherwise(pl.lit("fp32")).alias("format"),
         pl.when(products).then("tensor_cores").otherwise(pl.lit(False)).alias("on_tensor_cores"),
+        pl.when(products).then(multiplied).otherwise("precision").alias("precision"),
     )
     keys = frame.select("device", "format", "on_tensor_cores").unique()
     rows = []
@@ -350,7 +352,8 @@ WORK: Final = table(
         title="Of roof",
     ),
     name="operator",
-    precision="format of the operands, from the name of the longest kernel; null where it does not reveal it",
+    precision="format of the operands, from the name of the longest kernel, or else the inputs of a product; null where"
+    " neither reveals it",
     gpu_ns="summed duration of what the operators launched",
     share="share of the summed time of all GPU work in the window, modelled or not",
     bytes="modelled bytes: every tensor moved once; null where a type is not known",

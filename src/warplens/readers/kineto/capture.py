@@ -50,9 +50,12 @@ def devices_of(
     """
     described = {entry["id"]: entry for entry in _described(header) if isinstance(entry.get("id"), int)}
     device_numbers = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
-    return tuple(
-        _device(number, described[index], rocm) for number, index in device_numbers.items() if index in described
-    )
+    # ROCm numbers the GPUs of kernels together with the CPUs: number 2 may be the GPU described as 0. Where all that
+    # are described are equal, it does not matter which one it is.
+    entry, *others = list(described.values()) or [{}]
+    any_of_them = entry if rocm and entry and all({**other, "id": entry["id"]} == entry for other in others) else None
+    found = {number: described.get(index, any_of_them) for number, index in device_numbers.items()}
+    return tuple(_device(number, entry, rocm) for number, entry in found.items() if entry is not None)
 
 
 def _described(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:

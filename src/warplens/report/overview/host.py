@@ -29,7 +29,7 @@ from warplens.report.charts import overtime, plane
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, nothing, ranked_figure
-from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
+from warplens.report.questions.host import LAUNCH_TIMES, counted_process, launches_coverage
 from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
 from warplens.report.questions.operators import OPERATOR_TITLES, coverage_sentences, overhead_sentence, what_to_record
 
@@ -66,7 +66,8 @@ def _launch_figures(numbers: Numbers) -> Iterator[KeyFigure]:
     summary, per_step = numbers.launch_summary, numbers.launch_summary.per_step
     if per_step is not None:
         spread = "the same in each" if per_step.is_constant else f"from {per_step.min:,} to {per_step.max:,}"
-        meaning = f"median of {per_step.steps} steps; {spread}" if per_step.steps > 1 else "one step"
+        whose = counted_process(numbers.timeline)
+        meaning = f"median of {per_step.steps} steps{whose}; {spread}" if per_step.steps > 1 else f"one step{whose}"
         yield KeyFigure("Launches per step", per_step.median, "count", meaning)
     yield KeyFigure("Launch rate", summary.per_second, "rate", "kernels launched one by one, over the window")
     interval = "median between launches of the busiest thread"

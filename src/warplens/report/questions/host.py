@@ -66,19 +66,24 @@ def launches(timeline: Timeline, window: Window, by: str) -> Found:
     columns = pick(LAUNCHES, *labels, "launches", *LAUNCH_TIMES, **LAUNCH_TIMES)
     empty = "No kernel launches in the window."
     shown = Table("launches", caption, columns, rows, order="kernel_total_ns", empty=empty)
-    return Found(rows, (shown,), tuple(_launch_facts(summary)), {"summary": summary})
+    return Found(rows, (shown,), tuple(_launch_facts(summary, counted_process(timeline))), {"summary": summary})
 
 
-def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
+def counted_process(timeline: Timeline) -> str:
+    """Whose launches are counted per step, in words; empty if only one process launched kernels."""
+    return " of the process with the most GPU time" if timeline.trace.kernels["process"].n_unique() > 1 else ""
+
+
+def _launch_facts(summary: LaunchSummary, whose: str) -> Iterator[str]:
     yield from (f"coverage: {sentence}" for sentence in launches_coverage(summary))
-    if summary.per_step is not None:
+    if summary.per_step is not None and summary.launches:
         least, most = fmt.count(summary.per_step.min), fmt.count(summary.per_step.max)
-        yield f"launches per step: {least if summary.per_step.is_constant else f'{least} to {most}'}"
+        yield f"launches per step{whose}: {least if summary.per_step.is_constant else f'{least} to {most}'}"
     if summary.interval_median_ns is not None:
         yield f"one launch every {fmt.duration(summary.interval_median_ns)} (median) on the thread that launches most"
     if summary.graph_launches:
         yield (
-            f"CUDA graphs: {fmt.count(summary.graph_launches)} launches "
+            f"CUDA graphs: {fmt.plural(summary.graph_launches, 'launch', 'launches')} "
             f"({fmt.count(summary.graph_kernels)} kernels replayed and recorded)"
         )
 
@@ -97,7 +102,8 @@ def code(timeline: Timeline, window: Window) -> Found:
     """Where in the program waits, copies, allocations and launches come from.
 
     The line is that of the innermost function outside of PyTorch and Python's library, known where stacks were recorded
-    (with_stack=True). Operator and range are those around the call itself.
+    (with_stack=True). Operator and range are those around the call itself. "Of its kind" is the share of the host time
+    in calls of the same kind.
     """
     rows = code_places(timeline, window)
     caption = "CUDA calls by place in the program"

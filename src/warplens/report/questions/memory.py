@@ -11,6 +11,7 @@ from warplens.analysis.allocator import (
     ALIVE,
     ALLOCATIONS,
     ALLOCATIONS_BY_STEP,
+    MEMORY_EVENTS,
     Allocations,
     AllocatorUse,
     allocations,
@@ -56,8 +57,12 @@ _MEMORY: Final = {
         "step process device peak_bytes allocations releases allocated_bytes released_bytes",
         allocated_bytes="Allocated",
     ),
+    # Of CUDA's own events the kind of memory is known, of those of the framework's allocator what it held.
     "event": pick(
-        ALLOCATIONS, "time_ns process device delta_bytes allocated_bytes reserved_bytes", allocated_bytes="In use"
+        MEMORY_EVENTS,
+        "time_ns process device memory delta_bytes allocated_bytes",
+        ALLOCATIONS.column("reserved_bytes"),
+        allocated_bytes="In use",
     ),
 }
 _MEMORY_CAPTIONS: Final = {
@@ -96,7 +101,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
         Table(
             "memory" if key == by else f"memory-{key}",
             _MEMORY_CAPTIONS[key],
-            _MEMORY[key],
+            tuple(column for column in _MEMORY[key] if column.name in rows.columns),
             rows,
             order=_ORDERS.get(key),
             empty="Nothing recorded.",
@@ -127,7 +132,7 @@ def _memory_rows(timeline: Timeline, window: Window, recorded_allocations: Alloc
         return recorded_allocations.steps if recorded_allocations else ALLOCATIONS_BY_STEP.empty()
     if by == "event":  # of the framework's allocator, or else of CUDA
         if recorded_allocations is None and (raw := memory_timeline(timeline, window)) is not None:
-            return raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes")).select(ALLOCATIONS.names)
+            return raw
         return recorded_allocations.timeline if recorded_allocations else ALLOCATIONS.empty()
     uses = [
         {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_memory_use_values(use)}
