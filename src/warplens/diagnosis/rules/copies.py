@@ -119,7 +119,7 @@ class BlockingCopy(Rule):
     headline = "Limited by copies between host and GPU: for {share} of the time nothing computes because of them"
     evidence: ClassVar = {
         "exposed_copy_ns": "exposed copies",
-        "host_held_idle_ns": "pauses while a copy blocked the host",
+        "host_held_idle_ns": "pauses while a copy blocked the host, and between copies of pieces or of a set",
         "claimed_share": "all claimed time, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
         "copies_per_step": "number of copies, with those that kernels hide",
