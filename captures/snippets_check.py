@@ -45,9 +45,23 @@ from torch.nn.functional import scaled_dot_product_attention
 
 DEVICE = "cpu" if CPU else "cuda"
 WAVES = (
-    ("graphs", "copies", "attention", "products", "updates", "compiled", "optimizers", "transformers", "ranks"),
+    (
+        "graphs",
+        "captures",
+        "copies",
+        "attention",
+        "products",
+        "updates",
+        "compiled",
+        "optimizers",
+        "optimizers-2",
+        "transformers",
+        "ranks",
+    ),
     ("times",),
 )
+#: A capture that fails can leave its process unusable: each of these checks has one of its own.
+FORKED = ("captures",)
 DEADLINES_S = (112, 145)
 
 
@@ -236,6 +250,14 @@ def batches(count: int, width: int = 64) -> list[tuple[torch.Tensor, torch.Tenso
     return [(normal(32, width, seed=i), normal(32, 8, seed=100 + i)) for i in range(count)]
 
 
+def good_length(least: int) -> int:
+    """The length that the text names; without SciPy, the power of two."""
+    try:
+        return needed("scipy.fft").next_fast_len(least, real=True)
+    except Skipped:
+        return 2 ** math.ceil(math.log2(least))
+
+
 def compile_(what: Any, **options: Any) -> Any:
     """torch.compile; without a GPU, without code generation."""
     return torch.compile(what, backend="aot_eager") if CPU else torch.compile(what, **options)
@@ -358,7 +380,7 @@ for kind in WITH_CAPTURABLE:
             changing=False,
         )
 
-    @check("graphs", f"graph-step-{kind}-capturable-lr-tensor")
+    @check("captures", f"graph-step-{kind}-capturable-lr-tensor")
     def _(of_kind: Any = of_kind) -> str:
         return trained_by_graph(
             lambda m: of_kind(m.parameters(), lr=torch.tensor(1e-2, device="cuda"), capturable=True),
@@ -374,7 +396,7 @@ for text, options in {"": {}, "-momentum": {"momentum": 0.9}, "-fused": {"fused"
         make = lambda m: torch.optim.SGD(m.parameters(), lr=1e-2, **options)  # noqa: E731
         return trained_by_graph(make, make, changing=False)
 
-    @check("graphs", f"graph-step-SGD{text}-lr-tensor")
+    @check("captures", f"graph-step-SGD{text}-lr-tensor")
     def _(options: Any = options) -> str:
         return trained_by_graph(
             lambda m: torch.optim.SGD(m.parameters(), lr=torch.tensor(1e-2, device="cuda"), **options),
@@ -383,7 +405,7 @@ for text, options in {"": {}, "-momentum": {"momentum": 0.9}, "-fused": {"fused"
         )
 
 
-@check("graphs", "graph-step-AdamW-capturable-fused-lr-tensor")
+@check("captures", "graph-step-AdamW-capturable-fused-lr-tensor")
 def _() -> str:
     return trained_by_graph(
         lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(1e-2, device="cuda"), capturable=True, fused=True),
@@ -392,7 +414,7 @@ def _() -> str:
     )
 
 
-@check("graphs", "graph-step-without-capturable-fails")
+@check("captures", "graph-step-without-capturable-fails")
 def _() -> str:
     make = lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2)  # noqa: E731
     try:
@@ -1213,11 +1235,12 @@ def grouped(function: Any, dtype: torch.dtype, *, turned: bool = False) -> str:
     order = expert.argsort()
     ends = torch.bincount(expert, minlength=experts).cumsum(0, dtype=torch.int32)  # order = expert.argsort()
     y = function(x[order], weights, offs=ends)  # rows sorted by expert
-    y.float().sum().backward()
+    y.float().square().sum().backward()
     found = x.grad, weights.grad
     x.grad = weights.grad = None
-    wanted = torch.cat([x[expert == e] @ weights[e] for e in range(experts)])
-    wanted.float().sum().backward()
+    rows, counts = x[order], torch.bincount(expert, minlength=experts).tolist()
+    wanted = torch.cat([part @ weights[e] for e, part in enumerate(rows.split(counts))])
+    wanted.float().square().sum().backward()
     grads = same([g.float() for g in found], [x.grad.float(), weights.grad.float()], 0.02)
     text = f"{same(y.float(), wanted.float(), 0.02)}, gradients {grads}"
     if CPU:
@@ -1432,11 +1455,11 @@ def _() -> str:
 
 @check("products", "fft-of-a-good-length", cpu=True)
 def _() -> str:
-    fft = needed("scipy.fft")
+    fft = good_length
     length, x = 1009, normal(4, 1009).double()
     filter = normal(1009, seed=1).double()  # noqa: A001
     wanted = F.conv1d(F.pad(x[:, None], (length - 1, 0)), filter.flip(0)[None, None])[:, 0]
-    n = fft.next_fast_len(2 * length - 1, real=True)
+    n = fft(2 * length - 1)
     y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]
     return f"n = {n}: {same(y, wanted, 1e-6)}"
 
@@ -1646,7 +1669,12 @@ def _() -> str:
     ops = needed("torchvision.ops")
     corner = normal(200, 2).abs()
     boxes = torch.cat([corner, corner + 0.5], -1)
-    kept = ops.nms(boxes, normal(200, seed=1), 0.5)
+    try:
+        kept = ops.nms(boxes, normal(200, seed=1), 0.5)
+    except RuntimeError as error:
+        if "custom C++ ops" in str(error):
+            raise Skipped(str(error)[:60]) from None
+        raise
     return f"{len(kept)} boxes kept"
 
 
@@ -2008,9 +2036,9 @@ def _() -> str:
         return same(model(x.to(memory_format=torch.channels_last)), wanted, 5e-3)
 
 
-for kind in WITH_LISTS:
+for place, kind in enumerate(WITH_LISTS):
 
-    @check("optimizers", f"compiled-update-{kind}-lr-tensor", cpu=True)
+    @check(("optimizers", "optimizers-2")[place % 2], f"compiled-update-{kind}-lr-tensor", cpu=True)
     def _(kind: str = kind) -> str:
         return compiled_steps(
             lambda m, ours: getattr(torch.optim, kind)(m.parameters(), lr=torch.tensor(1e-2) if ours else 1e-2),
@@ -2106,7 +2134,8 @@ def _() -> str:
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: Any = None, **_: Any
     ) -> Any:
         B, H, _S, D = key.shape
-        ran.append((query.shape[2], attention_mask is not None))
+        if not torch.compiler.is_compiling():
+            ran.append((query.shape[2], attention_mask is not None))
         if query.shape[2] == 1 and attention_mask is not None:
             y = scaled_dot_product_attention(
                 query.view(B, H, -1, D), key, value, attn_mask=attention_mask, scale=scaling
@@ -2263,6 +2292,8 @@ def _() -> str:
     model = DistributedDataParallel(net(), bucket_cap_mb=25, gradient_as_bucket_view=True)
     with model.no_sync(): model(x).backward(torch.ones(32, 8, device=DEVICE))  # fmt: skip  # noqa: E701
     model.zero_grad()
+    if CPU:
+        return text
     model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)
     model(x).sum().backward()
     return f"{text}; bf16 hook {same([p.grad for p in model.parameters()], wanted, 0.02)}"
@@ -2318,8 +2349,6 @@ def _() -> str:
 @check("ranks", "async_save", cpu=True)
 def _() -> str:
     ranked()
-    if CPU:
-        needed("torch.distributed.checkpoint")
     import torch.distributed.checkpoint  # noqa: F401
 
     state, path = {"a": normal(64, 64)}, tempfile.mkdtemp()
@@ -2514,9 +2543,9 @@ def _() -> str:
 
 @check("times", "fft-of-a-good-length")
 def _() -> str:
-    fft, length = needed("scipy.fft"), 16_381  # 2 * length - 1 is a prime number
-    x, filter = normal(256, 16_381), normal(16_381, seed=1)  # noqa: A001
-    n, odd = fft.next_fast_len(2 * length - 1, real=True), 2 * length - 1
+    fft, length = good_length, 16_375  # 2 * length - 1 is a prime number
+    x, filter = normal(256, length), normal(length, seed=1)  # noqa: A001
+    n, odd = fft(2 * length - 1), 2 * length - 1
     call = lambda n: torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]  # noqa: E731
     return f"{odd} -> {n}: {faster(lambda: call(odd), lambda: call(n))}"
 
@@ -2561,9 +2590,17 @@ def _() -> str:
 
 
 def run_here(checks: list[Check]) -> list[str]:
-    """Runs checks in this process, one after the other."""
+    """Runs checks in this process, one after the other; some in a copy of it."""
     lines = []
     for one in checks:
+        if one.group in FORKED and not CPU:
+            child = os.fork()
+            if child == 0:
+                run_here([one._replace(group="graphs")])
+                os._exit(0)
+            if os.waitpid(child, 0)[1]:
+                print(f"FAIL {one.group}/{one.name} the process ended", flush=True)
+            continue
         name = f"{one.group}/{one.name}"
         print(f"at {name}", flush=True)
         began = time.perf_counter()
