@@ -46,6 +46,7 @@ HALVES = (
     "twenty_eighth",
     "twenty_ninth",
     "thirtieth",
+    "thirty_first",
 )
 SOURCES = ("nsys", "torch")
 

@@ -298,3 +298,29 @@ def test_the_backward_pass_of_another_process_is_no_forward_pass() -> None:
     findings = {each["id"]: each for each in found["findings"]}
     assert "recomputation" not in findings
     assert "no_sync" in findings["exposed-communication"]["remedies"][0]["how"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("latents_loaded_file_by_file", 0.7), ("prefix_masks_from_the_host", 0.6)],
+)
+def test_a_single_step_holds_what_the_host_did_before_its_first_launch(name: str, least: float) -> None:
+    """The range of the step begins with files that are read, or masks that are made: three quarters of its time."""
+    path = next(each for each in pairs() if each.name == name).path("torch")
+    assert path is not None
+    found = diagnose([path]).to_dict()
+    first = found["findings"][0]
+    assert found["verdict"] == "host-stall"
+    assert first["evidence"]["idle_share"] > least
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_tensors_of_an_adapter_that_are_sent_one_by_one_are_one_cause(source: str) -> None:
+    """224 of them for each of four tenants; kept on the GPU, a step was timed at 2.21 times."""
+    path = next(each for each in pairs() if each.name == "tenant_adapters_fetched").path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == "blocking-copy"
+    assert "tensors of a set" in first["title"].lower()
+    assert first["expected"] == pytest.approx(2.21, rel=0.1)
+    assert first["remedies"][0]["action"].startswith("Keep on the GPU what is used")

@@ -145,7 +145,7 @@ class _Recorder:
         held_back = self._held_back(offset, previous_end)
         begin = int(self.called[0])
         pause = np.r_[np.int64(0), self.called[1:] - self.returned[:-1]]
-        if self._ends_with_host and begin > window.start_ns:
+        if begin > window.start_ns:  # the host begins the window
             begin, pause[0] = window.start_ns, begin - window.start_ns
         duration = self.end - self.start
         last_work = -1

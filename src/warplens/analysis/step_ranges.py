@@ -28,6 +28,9 @@ from warplens.profile.schema import Int64s, name_categories, name_labels
 _NAMED_STEP_COVERAGE = 0.5
 _ANY_RANGE_COVERAGE = 0.9
 
+#: Longest time from the end of a launching call to the start of its work on an idle GPU: ten times the usual latency.
+_PROMPT_NS = 50_000
+
 #: If more than this share of the GPU time runs within another step's interval, steps overlap on the GPU.
 _STRAYED_SHARE = 0.1
 
@@ -227,7 +230,9 @@ def _on_analysis_clock(
     """Steps as intervals that contain both their host and their GPU side, as far as the program keeps them together.
 
     Where each step waits for its GPU work (the work ends before the range does), the range itself is the step. Where
-    the host runs ahead, a step lasts from its first GPU work to the next step's first.
+    the host runs ahead, a step lasts from its first GPU work to the next step's first. A single step that
+    the host takes longer for than the GPU lasts from the begin of its range, if the GPU was idle then: no other step
+    shows what the host did before its first launch.
     """
     host_starts, host_ends = trace.ranges["start_ns"].to_numpy()[rows], trace.ranges["end_ns"].to_numpy()[rows]
     step_of_range = np.zeros(trace.ranges.height, dtype=np.int64)
@@ -250,10 +255,30 @@ def _on_analysis_clock(
         return StepCandidates(host_starts, host_ends, counts, np.zeros(len(rows), dtype=np.bool_), name)
     if np.any(np.diff(first_work) <= 0):
         return None  # steps overlap on the GPU: no instant separates them
+    if len(rows) == 1 and _begins_on_host(trace, work, (int(host_starts[0]), int(host_ends[0])), first_work, last_work):
+        return StepCandidates(host_starts, last_work, counts, np.zeros(1, dtype=np.bool_), name, last_work)
     first_work = _first_on_busiest_stream(work[in_step], step[in_step] - 1, first_work)
     return StepCandidates(
         first_work, np.r_[first_work[1:], last_work[-1]], counts, np.zeros(len(rows), dtype=np.bool_), name, last_work
     )
+
+
+def _begins_on_host(
+    trace: Trace, work: pl.DataFrame, host: tuple[int, int], first_work: Int64s, last_work: Int64s
+) -> bool:
+    """Whether a single step takes longer on the host (begin and end) than on the GPU, which has nothing to do before.
+
+    Time in which the profiler blocked the host does not count. Work of an earlier step, recorded or not, would hold
+    back the first work after its launch.
+    """
+    (begin, end), first = host, int(first_work[0])
+    overhead = trace.profiler_overhead.select(pl.col("start_ns", "end_ns").clip(begin, first))
+    if end - begin - int((overhead["end_ns"] - overhead["start_ns"]).sum()) <= last_work[0] - first:
+        return False
+    started = work.filter(pl.col("start_ns") <= first)
+    launched = started.filter(pl.col("start_ns") == first)["launch_end_ns"].max()
+    busy = started.filter((pl.col("start_ns") < first) & (pl.col("end_ns") > begin)).height
+    return not busy and isinstance(launched, int) and first - launched <= _PROMPT_NS
 
 
 def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) -> Int64s:

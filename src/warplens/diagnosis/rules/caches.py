@@ -61,7 +61,7 @@ _SHARED: Final = Remedy(
     "scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # k and v not repeated\n"
     "# with a mask, many versions have it in cuDNN's kernels only (Hopper and later); elsewhere, it makes the copies\n"
     "# one query, k of shape (B, H, S, D), one mask for all heads: heads of a group as rows, which all kernels take\n"
-    "y = scaled_dot_product_attention(q.view(B, H, -1, D), k, v, attn_mask=mask).view_as(q)\n"
+    "y = scaled_dot_product_attention(q.reshape(B, H, -1, D), k, v, attn_mask=mask).reshape(q.shape)\n"
     "# transformers repeats them if there is a mask, as with a static cache (5.24: where it is compiled):\n"
     '# AttentionInterface.register("shared", function); AttentionMaskInterface.register("shared", sdpa_mask), else\n'
     '# there is no mask (transformers.masking_utils.sdpa_mask); model.set_attn_implementation("shared")',

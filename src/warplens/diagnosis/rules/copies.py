@@ -62,6 +62,17 @@ def fetched_sets(facts: Facts) -> Bools:
     return in_set
 
 
+@once
+def sent_sets(facts: Facts) -> Bools:
+    """Copies to the GPU one after the other, so many that they are the tensors of a network or of an adapter."""
+    program = facts.program
+    sent, in_set = program.having("label", HOST_COPIES[0]), np.zeros(facts.work.height, dtype=np.bool_)
+    large = sent & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
+    for rows in program.runs(sent, (large, int(BlockingCopy.in_a_set))):
+        in_set[rows] = facts.work["bytes"].gather(rows[large[rows]]).n_unique() > 1
+    return in_set
+
+
 #: Largest growth of a cache from one token to the next, as a share of it; other sizes differ by chance.
 _MOST_GROWTH_SHARE: Final = 0.1
 
@@ -134,10 +145,11 @@ class BlockingCopy(Rule):
     staying_title: ClassVar = (
         "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
     )
+    sent_title: ClassVar = "The tensors of a set, such as weights or adapters, are sent to the GPU, and delay the work"
     set_title: ClassVar = "The tensors of a set, such as all weights, are copied to the host, and delay the work"
     fetched_title: ClassVar = "Copies to pageable memory delay the work"
     refutations: ClassVar = dict.fromkeys(
-        (returning_title, staying_title, set_title, fetched_title),
+        (returning_title, staying_title, sent_title, set_title, fetched_title),
         "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
         "were not the limit.",
     )
@@ -159,11 +171,16 @@ class BlockingCopy(Rule):
     )
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
     in_a_row = Limit(16, "A batch has a few parts; so many copies in a row are sent by a loop.")
+    in_a_set = Limit(64, "An input of so many tensors is one of small columns.")
     piece_bytes = Limit(
         1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
     )
 
     pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """True for many copies one after the other, each of which the host issues and waits for."""
+        return finding.title in (self.sent_title, self.set_title, self.pieces_title)
 
     @remembered
     def _pieces(self, facts: Facts) -> Float64s:
@@ -181,8 +198,8 @@ class BlockingCopy(Rule):
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses between pieces that are sent one by one, and between the tensors of a set that is fetched."""
-        pieces, in_set = self._pieces(facts), fetched_sets(facts)
+        """The pauses between pieces that are sent one by one, and between the tensors of a set."""
+        pieces, in_set = self._pieces(facts), fetched_sets(facts) | sent_sets(facts)
         if in_set.any():
             pieces = np.maximum(pieces, self._staying(facts) * in_set)
         return facts.program.of_gaps(pieces) if pieces.any() else None
@@ -240,6 +257,7 @@ class BlockingCopy(Rule):
             title=first_of(
                 (of_set, self.set_title),
                 (returns, self.returning_title),
+                (stays and bool(sent_sets(facts)[staying > 0].all()), self.sent_title),
                 (stays, self.staying_title),
                 (at_once is not None, self.pieces_title),
                 (unpinned and fetched, self.fetched_title),
@@ -307,17 +325,17 @@ class BlockingCopy(Rule):
         """1 for copies after the first product of a step, which are no input: weights, constants, activations.
 
         Data that were copied to the host in the same step and come back count as well, in both directions. If nearly
-        all data of many sizes do so, they count wherever in the step they are copied. Else sets of tensors that are
-        fetched (`fetched_sets`) count, if they are most of the bytes.
+        all data of many sizes do so, they count wherever in the step they are copied. Else sets of tensors count, if
+        those that are fetched (`fetched_sets`) or sent (`sent_sets`) are most of the bytes.
         """
         of_set = np.broadcast_to(0.0, facts.work.height)  # takes no memory
         if not facts.window.steps:
             return of_set
         work, program = facts.work, facts.program
         rows, bytes_, sent, large = self._over_link(facts)
-        in_set = fetched_sets(facts)[rows]
-        if in_set.any() and bytes_[in_set].sum() >= self.inside_share * bytes_.sum():
-            of_set = ones_at(facts, rows[in_set])
+        for in_set in (fetched_sets(facts)[rows], sent_sets(facts)[rows]):
+            if in_set.any() and bytes_[in_set].sum() >= self.inside_share * bytes_.sum():
+                of_set = ones_at(facts, rows[in_set])
         if (sent & large).sum() < self.least_inside * facts.steps:
             return of_set
         if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):

@@ -61,8 +61,9 @@ def _captured_training(facts: Facts) -> str:
     ranges = facts.timeline.trace.ranges["name"]
     of_ranks = rows_named(ranges, lambda name: name.startswith("DistributedDataParallel")).any()
     return (
-        "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass; and the update:\n"
-        "update = torch.compile(optimizer.step, mode='reduce-overhead')\n"
+        "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass\n"
+        "update = torch.compile(optimizer.step)  # a few kernels; with mode='reduce-overhead', only if\n"
+        "# torch.compiler.cudagraph_mark_step_begin() begins each step and zero_grad(set_to_none=True) ends it\n"
         + (
             "# or the whole step by hand, with TORCH_NCCL_ASYNC_ERROR_HANDLING=0: DistributedDataParallel(model) made\n"
             "# on a side stream, with torch.cuda.stream(side), and at least 11 steps there as warm-up;\n"

@@ -78,7 +78,7 @@ def capturable(kind: str | None) -> str:
     if kind in _WITH_CAPTURABLE:
         return f"with torch.optim.{kind}(model.parameters(), capturable=True); an lr that changes: a tensor on the GPU"
     if kind == "SGD":
-        return "torch.optim.SGD needs no capturable=True; a learning rate that changes has to be a tensor on the GPU"
+        return "torch.optim.SGD needs no capturable=True; an lr that changes: fused=True and a tensor on the GPU"
     return "an optimizer that keeps its step count and learning rate in tensors on the GPU"
 
 

@@ -259,7 +259,9 @@ class Recomputation(StructureRule):
                         "Checkpoint less",
                         "# every second block, or selectively, keeping products and attention:\n"
                         "aten = torch.ops.aten\n"
-                        "kept = [aten.mm.default, aten.bmm.default, aten._scaled_dot_product_flash_attention.default]\n"
+                        "ways = ('flash', 'efficient', 'cudnn')\n"
+                        "kept = [getattr(aten, f'_scaled_dot_product_{way}_attention').default for way in ways]\n"
+                        "kept += [aten.mm.default, aten.bmm.default]\n"
                         "context_fn = functools.partial(create_selective_checkpoint_contexts, kept)\n"
                         "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
                         "every second block; in proportion to the recomputation saved",

@@ -356,7 +356,8 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
 #: For matrices that are gathered for a batched product.
 _GROUPED: Final = Remedy(
     "Group the rows by their matrix",
-    "ends = torch.bincount(expert, minlength=experts).cumsum(0, dtype=torch.int32)  # order = expert.argsort()\n"
+    "counts = (expert[:, None] == torch.arange(experts, device=x.device)).sum(0)  # torch.bincount would wait\n"
+    "ends, order = counts.cumsum(0, dtype=torch.int32), expert.argsort()\n"
     "y = torch.nn.functional.grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert, a matrix read once\n"
     "# before PyTorch 2.10: torch._grouped_mm\n"
     "# transformers: model.set_experts_implementation('grouped_mm'); adapters: one product for each",

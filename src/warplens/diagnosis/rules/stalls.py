@@ -81,7 +81,7 @@ _ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
     r"(?<![a-z])(?:generate|sample|beam_search|logits\w*|stopping_criteria|prepare_inputs_for_generation|decode|"
     r"decoding|scheduler|execute_context\w*)(?![a-z])": Remedy(
         "Reduce host work between tokens",
-        "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
+        "model.generate(ids, cache_implementation='static')  # compiles the pass for a token, as CUDA graphs\n"
         "# choose tokens and test for the end on the GPU; look at the result every few tokens",
     ),
     r"(?<![a-z])gc(?![a-z])|garbage": Remedy(
