@@ -115,7 +115,7 @@ def result(task: tuple[dict[str, Any], str, Path]) -> Result:
     there = entry.get("together_before_ms", 0.0)
     alike = abs(there / entry["before_ms"][0] - 1) <= ALIKE
     # All fixes bring what those that are worth making bring together.
-    measured = {"+".join(worth): (entry["ratio"], True)}
+    measured = {"+".join(worth): (entry["ratio"], True)} if worth else {}
     measured |= {name: (ratio, alike) for name, ratio in entry.get("together", {}).items()}
     for name, (ratio, comparable) in measured.items():
         of_group = [by_name[each] for each in name.split("+")]

@@ -293,7 +293,7 @@ def merged(stored: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[dic
     """The entries with these in place of those of the same name; what was not recorded anew stays as it is."""
     fresh = {item["name"]: item for item in told}
     known = {item["name"] for item in stored}
-    said = ("remedy", "times", "named")  # which are written by hand
+    said = ("remedy", "times", "named", "together", "together_before_ms")  # which are written by hand
     return [
         {**fresh[item["name"]], **{key: item[key] for key in said if key in item}} if item["name"] in fresh else item
         for item in stored

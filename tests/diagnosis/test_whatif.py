@@ -10,6 +10,8 @@ from tests.diagnosis.machine import MS, US, Machine
 from tests.diagnosis.programs import verdict
 from tests.shipped import capture, of_others
 from warplens.analysis.timeline import Timeline
+from warplens.answers import diagnose_selection
+from warplens.answers.inputs import selected
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.whatif import WhatIf
@@ -150,3 +152,15 @@ def test_a_step_is_pictured_as_recorded_and_the_gpu_works_as_long_without_a_prof
     assert [lane.pieces for lane in after.lanes[1:]] == [lane.pieces for lane in streams]
     busy = int((work["end_ns"] - work["start_ns"]).sum())
     assert sum(int((lane.end_ns - lane.start_ns).sum()) for lane in after.lanes[1:]) >= 0.99 * busy
+
+
+def test_a_change_that_is_named_twice_counts_once_and_nothing_to_mend_is_said_so() -> None:
+    selection = selected(Timeline(warplens.read(capture("deit224_bs1_baseline.sqlite.xz"))))
+    once, twice = (
+        {each.change: each.predicted_ns for each in diagnose_selection(selection, together=names).diagnosis.predictions}
+        for names in (["cuda-graph"], ["cuda-graph", "cuda-graph"])
+    )
+    assert once == twice
+    graphs = Timeline(warplens.read(capture("deit224_bs1_graph_whole.sqlite.xz")))
+    with pytest.raises(UsageError, match="no finding of this profile has an expected gain"):
+        diagnose(graphs, graphs.window(), together=["all"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Rhythm, StepCandidates
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator
@@ -272,8 +273,8 @@ def _begins_on_host(
     back the first work after its launch.
     """
     (begin, end), first = host, int(first_work[0])
-    overhead = trace.profiler_overhead.select(pl.col("start_ns", "end_ns").clip(begin, first))
-    if end - begin - int((overhead["end_ns"] - overhead["start_ns"]).sum()) <= last_work[0] - first:
+    blocked = total(clip(union(Intervals.of(trace.profiler_overhead)), begin, end))
+    if end - begin - blocked <= last_work[0] - first:
         return False
     started = work.filter(pl.col("start_ns") <= first)
     launched = started.filter(pl.col("start_ns") == first)["launch_end_ns"].max()

@@ -144,6 +144,7 @@ def diagnose_selection(
     timeline, window = selection.timeline, selection.window
     budgets = time_budgets(timeline, window)
     pace = host_pace(timeline, window)  # before the diagnosis, which drops the cached calls that it uses
+    together = tuple(dict.fromkeys(together))
     findings = () if CHANGES.keys() >= set(together) else together
     diagnosis = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets, together=findings)
     if together and not findings:

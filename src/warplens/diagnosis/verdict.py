@@ -288,7 +288,7 @@ def diagnose(
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
         combined = aside.submit(what_ifs, facts, claims, with_cost, together, alone)
         ranked = tuple(located(facts, alone.get(finding.id, claims), finding) for finding in ranked)
-        moments = () if decides else worst_moments(facts, claims, ranked)
+        moments = () if decides else worst_moments(facts, [alone.get(each.id, claims) for each in ranked], ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, of_verdict, ranked[1:]),

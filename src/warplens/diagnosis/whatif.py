@@ -92,6 +92,8 @@ def what_ifs(
         UsageError: one of the names is none of these findings, or nothing can be replayed for them.
     """
     known = [finding for finding in findings if (finding.expected or 0.0) > 1.0 and finding.remedies]
+    if asked and not known:
+        raise UsageError("no finding of this profile has an expected gain: there is nothing to predict together")
     chosen = _chosen(asked, known)
     worth = known[:_MOST]
     if not worth or facts.pace is None or not facts.busy_ns:
@@ -120,7 +122,7 @@ def _chosen(names: Sequence[str], findings: Sequence[Finding]) -> tuple[Finding,
     by_name |= {name: found for found in findings for name in (found.id, found.id.removeprefix("un"))}
     for name in names:
         if name != "all" and name not in by_name:
-            told = f"{', '.join(found.id for found in findings)}; or all of them: all" if findings else "none"
+            told = f"{', '.join(found.id for found in findings)}; or all of them: all"
             raise UsageError(
                 f"{name!r} is not among this profile's findings with an expected gain ({told}), "
                 f"nor are all names changes of the schedule ({', '.join(CHANGES)})"

@@ -435,7 +435,7 @@ _PHASES: Final = (
     column("share", help="of the window"),
 )
 _TOGETHER: Final = (
-    Column("with", help="the findings whose first remedies are made", title="Without"),
+    Column("findings", help="whose first remedies are made", title="Remedies against"),
     _GAIN.but(help="speed-up of the program without a profiler"),
     Column("interval", help="its 90 % interval", kind="number"),
     column("step_ns", help="step time, or of the window where it has no steps", title="Step after"),
@@ -518,7 +518,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
 
 
 def _groups(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
-    """The group of remedies that was asked for, the best pair with the first finding, and all of them."""
+    """The group of remedies that was asked for; or else the best pair with the first finding, and all of them."""
     what_if = diagnosis.what_if
     if what_if is None:
         return
@@ -530,7 +530,7 @@ def _groups(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
     for change in filter(None, told):
         low, high = change.expected_interval
         yield {
-            "with": " + ".join(change.findings),
+            "findings": " + ".join(change.findings),
             "gain": factor(change.expected),
             "interval": f"{factor(low)} to {factor(high)}",
             "step_ns": change.step_ns,
@@ -607,7 +607,7 @@ def _one_finding(finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> Itera
 def finding_facts(finding: Finding) -> Iterator[tuple[str, str]]:
     """Label and text, which may be empty, of what is known of a finding beside its evidence."""
     shared = (
-        f"{finding.shares_with} also slows down this work, and its time counts there; the gain is of this remedy alone"
+        f"this work also counts for {finding.shares_with}, where its time is told; the gain is of this remedy alone"
     )
     yield "shared", shared if finding.shares_with else ""
     yield "mostly in", places(finding)

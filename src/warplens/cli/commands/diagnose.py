@@ -49,7 +49,7 @@ def diagnose(
     changes: Annotated[
         str | None,
         option(
-            "CHANGE,…",
+            "NAME,…",
             "Predict these together: findings (unfused-optimizer,host-sync; all), or changes such as cuda-graph.",
             "--if",
         ),

@@ -417,8 +417,12 @@ def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, 
     return taken
 
 
+#: Most sizes of gradients that are combined: the time grows with their square.
+_MOST_SIZES: Final = 200
+
+
 def _untaken(numbers: Int64s, blocks: Int64s, taken: int) -> Float64s:
-    """Share of the gradients of each size that an optimizer does not take that takes this many blocks in all.
+    """Of each size, the share of gradients that are not taken by an optimizer which takes this many blocks in all.
 
     Parts such as adapters have sizes of their own. If whole sizes can add up to the blocks, one that is in none of
     these sums is not taken, and one that is in all of them is. For others, and without such a sum, the share is that of
@@ -427,6 +431,8 @@ def _untaken(numbers: Int64s, blocks: Int64s, taken: int) -> Float64s:
     _, places = np.unique(numbers, return_inverse=True)
     totals = [int(total) for total in np.bincount(places, weights=blocks)]
     share = max(1 - taken / sum(totals), 0.0)
+    if len(totals) > _MOST_SIZES:
+        return np.full(len(numbers), share)
     shares = []
     for place, total in enumerate(totals):
         sums = 1  # bit n: whether other sizes can add up to n blocks

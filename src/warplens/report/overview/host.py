@@ -64,7 +64,7 @@ def launches(numbers: Numbers) -> Iterator[Block]:
 
 def _launch_figures(numbers: Numbers) -> Iterator[KeyFigure]:
     summary, per_step = numbers.launch_summary, numbers.launch_summary.per_step
-    if per_step is not None:
+    if per_step is not None and summary.launches:
         spread = "the same in each" if per_step.is_constant else f"from {per_step.min:,} to {per_step.max:,}"
         whose = counted_process(numbers.timeline)
         meaning = f"median of {per_step.steps} steps{whose}; {spread}" if per_step.steps > 1 else f"one step{whose}"
