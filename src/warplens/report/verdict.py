@@ -437,7 +437,7 @@ _PHASES: Final = (
 _TOGETHER: Final = (
     Column("findings", help="whose first remedies are made", title="Remedies against"),
     _GAIN.but(help="speed-up of the program without a profiler"),
-    Column("interval", help="its 90 % interval", kind="number"),
+    column("interval", help="its 90 % interval", kind="number"),
     column("step_ns", help="step time, or of the window where it has no steps", title="Step after"),
 )
 _PREDICTIONS: Final = (
