@@ -7,7 +7,7 @@ its time. Time without a claim is either needed or unexplained.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Final
 
@@ -43,6 +43,12 @@ class Claims:
     work: Codes  #: position in `causes` of the finding that claims each piece of work; −1 for none
     work_ns: Int64s  #: claimed nanoseconds of each piece of work
     wanted_ns: Mapping[str, int]  #: finding id → GPU time that it would claim if no other cause claimed it
+    #: finding id → claims in which it has its whole share, where its work counts for another cause
+    alone: Mapping[str, Claims] = field(default_factory=dict)
+
+    def of(self, id_: str) -> Claims:
+        """The claims in which this cause has its whole share."""
+        return self.alone.get(id_, self)
 
     def idle_ns(self, id_: str) -> int:
         """Idle time that this cause claims."""

@@ -44,13 +44,9 @@ class Moment:
     pieces: int  #: claimed pauses and pieces of work
 
 
-def worst_moments(facts: Facts, claims: Sequence[Claims], findings: Sequence[Finding]) -> tuple[Moment, ...]:
-    """The worst moments of each finding that claims time, in the order of the findings, the worst first.
-
-    `claims` has for each finding those in which it has its whole share.
-    """
-    both = zip(findings, claims, strict=True)
-    return tuple(moment for finding, own in both for moment in _of_finding(facts, own, finding.id))
+def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Moment, ...]:
+    """The worst moments of each finding that claims time, in the order of the findings, the worst first."""
+    return tuple(moment for finding in findings for moment in _of_finding(facts, claims.of(finding.id), finding.id))
 
 
 def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:

@@ -254,7 +254,6 @@ def diagnose(
     headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     report = counted(counters) if counters is not None else None
-    alone: dict[str, Claims] = {}
     with ThreadPoolExecutor(max_workers=1) as aside:
         replays = aside.submit(predictions, timeline, window) if timeline.trace.has_device_work else None
         facts = gather(timeline, window, report, thresholds, budgets, notes, headrooms)
@@ -270,7 +269,7 @@ def diagnose(
     else:
         raised = _findings(facts, claims)
         verdict = _verdict(facts, claims, raised)
-        raised, alone = _with_shared_work(facts, claims, raised)
+        raised, claims = _with_shared_work(facts, claims, raised)
         verdict = next(finding for finding in (*raised, verdict) if finding.id == verdict.id)
         rest = incomplete or _INCOMPLETE.unexplained(facts, claims)
         worth = incomplete is not None or (rest.bound or 0.0) >= thresholds.warning_ceiling
@@ -280,15 +279,15 @@ def diagnose(
     ranked = tuple(_started_as(facts, fitting(facts, finding)) for finding in ranked)
     ranked = (
         ranked[0],
-        *(_with_reason(facts, finding, alone.get(finding.id, claims)) for finding in ranked[1:]),
+        *(_with_reason(facts, finding, claims.of(finding.id)) for finding in ranked[1:]),
     )
-    of_verdict = alone.get(verdict.id, claims)
+    of_verdict = claims.of(verdict.id)
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
         with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
-        combined = aside.submit(what_ifs, facts, claims, with_cost, together, alone)
-        ranked = tuple(located(facts, alone.get(finding.id, claims), finding) for finding in ranked)
-        moments = () if decides else worst_moments(facts, [alone.get(each.id, claims) for each in ranked], ranked)
+        combined = aside.submit(what_ifs, facts, claims, with_cost, together)
+        ranked = tuple(located(facts, claims.of(finding.id), finding) for finding in ranked)
+        moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, of_verdict, ranked[1:]),
@@ -355,16 +354,14 @@ def _findings(facts: Facts, claims: Claims) -> list[Finding]:
     return found if busy is None else [*found, busy]
 
 
-def _with_shared_work(
-    facts: Facts, claims: Claims, found: Sequence[Finding]
-) -> tuple[list[Finding], dict[str, Claims]]:
+def _with_shared_work(facts: Facts, claims: Claims, found: Sequence[Finding]) -> tuple[list[Finding], Claims]:
     """These findings, and causes most of whose GPU work counts for another one that is worth a change.
 
     Work may be both needless and slow: gradients that nobody takes, in fp32. Its time counts once, for the cause that
     could remove more of it. The remedy of the other one brings as much alone as if it had been the only cause.
 
     Returns:
-        the findings, and the claims of each of these causes with its whole share.
+        the findings, and the claims, with those in which each of these causes has its whole share.
     """
     own, alone = facts.program.own_ns, dict[str, Claims]()
     by_id = {finding.id: finding for finding in found}
@@ -391,7 +388,7 @@ def _with_shared_work(
         if cause.needless(finding) or rule(owner).needless(by_id[owner]):
             by_id[cause.id] = replace(finding, shares_with=owner)
             alone[cause.id] = given
-    return [*by_id.values()], alone
+    return [*by_id.values()], replace(claims, alone=alone)
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:

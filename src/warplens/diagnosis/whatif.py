@@ -38,8 +38,6 @@ _CHANGES: Final[Mapping[str, Change]] = {
 
 #: Most findings that are combined, the worst ones: each pair needs a replay.
 _MOST: Final = 5
-_PAIR: Final = 2
-
 
 #: Upper limit of a group's gain over its replay, and over the best remedy alone.
 _MOST_BEYOND_REPLAY: Final = 1.5
@@ -56,6 +54,11 @@ class WhatIf:
     step_interval_ns: tuple[int, int]  #: step times by `expected_interval`, from the shortest to the longest
     busy_ns: Mapping[str, int]  #: GPU time of the remaining work by category
     idle_ns: int
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is without two causes."""
+        return len(self.findings) == 2
 
 
 @dataclass(frozen=True)
@@ -74,19 +77,12 @@ class WhatIfs:
     pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 
-def what_ifs(
-    facts: Facts,
-    claims: Claims,
-    findings: Sequence[Finding],
-    asked: Sequence[str] = (),
-    alone: Mapping[str, Claims] | None = None,
-) -> WhatIfs | None:
+def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: Sequence[str] = ()) -> WhatIfs | None:
     """Gains of these findings, one by one, in pairs, and together; None if the schedule cannot be replayed.
 
     Args:
         findings: the worst first; those without an expected gain or a remedy are left out.
         asked: names of findings, or of changes that they make, whose remedies are predicted together.
-        alone: claims in which a finding has the work that it shares with others, by its id.
 
     Raises:
         UsageError: one of the names is none of these findings, or nothing can be replayed for them.
@@ -100,11 +96,11 @@ def what_ifs(
         if asked:
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
         return None
-    base = _Base(facts, claims, alone or {})
+    base = _Base(facts, claims)
     replayed = {found.id: base.replayed_ns((found.id,)) for found in known if found in worth or found in chosen}
     changes = [base.changed((found,), _interval(found)) for found in worth]
     pictures = base.pictures(changes)
-    groups = [*combinations(worth, 2), *([tuple(worth)] if len(worth) > _PAIR else [])]
+    groups = [*combinations(worth, 2), *([tuple(worth)] if len(worth) > 2 else [])]
     # Of the other groups, none shows in a replay.
     groups = [group for group in groups if min(replayed[found.id] for found in group) < base.step_ns]
     changes += [_of_group(base, group, replayed) for group in groups]
@@ -153,11 +149,11 @@ def _interval(found: Finding) -> tuple[float, float, float]:
 class _Base:
     """The unchanged step without a profiler, and the effects of remedies on it."""
 
-    def __init__(self, facts: Facts, claims: Claims, alone: Mapping[str, Claims]) -> None:
+    def __init__(self, facts: Facts, claims: Claims) -> None:
         pace, step = facts.pace, facts.unprofiled_step
         assert pace is not None
         assert step is not None
-        self._facts, self._claims, self._alone, self._pace = facts, claims, alone, pace
+        self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
         self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
         self._rows: dict[str, Int64s] = {}
@@ -178,14 +174,10 @@ class _Base:
         rows = pl.DataFrame({"label": self._labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
 
-    def _of(self, id_: str) -> Claims:
-        """The claims in which a cause has its whole share."""
-        return self._alone.get(id_, self._claims)
-
     def _claimed(self, id_: str) -> Int64s:
         """The pieces of work that a cause claims."""
         if id_ not in self._rows:
-            claims = self._of(id_)
+            claims = self._claims.of(id_)
             self._rows[id_] = np.flatnonzero((claims.work == claims.causes.index(id_)) & (claims.work_ns > 0))
         return self._rows[id_]
 
@@ -195,7 +187,7 @@ class _Base:
         at, own = self._facts.replayed_rows, np.maximum(self._own[self._facts.replayed_rows], 1)
         time, calls = np.zeros(len(at)), np.zeros(len(at))
         for id_ in ids:
-            claims = self._of(id_)
+            claims = self._claims.of(id_)
             is_claimed = (at >= 0) & (claims.work[at] == claims.causes.index(id_))
             claimed = np.where(is_claimed, claims.work_ns[at] / own, 0.0)
             # Of work that two causes share, the second saves its share of what the first leaves.
@@ -241,7 +233,7 @@ class _Base:
         stays = np.ones(len(self._own))
         for found in findings:
             rows = self._claimed(found.id)
-            stays[rows] *= 1 - self._of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
+            stays[rows] *= 1 - self._claims.of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
         rows = np.flatnonzero(stays < 1)
         own = self._own[rows]
         gone = np.round(own * (1 - stays[rows])).astype(np.int64)

@@ -44,7 +44,6 @@ Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
 
 #: Two remedies together are told if they bring this many times what the better one brings.
 _MORE_TOGETHER: Final = 1.25
-_PAIR: Final = 2
 
 #: Least share of the cause's time at a place that the answer names.
 _LEAST_SHARE_OF_PLACE: Final = 0.2
@@ -122,7 +121,7 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
 def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
     """The remedy that brings most beside the first one, if both bring clearly more than each."""
     changes = diagnosis.what_if.changes if diagnosis.what_if is not None else ()
-    pairs = [change for change in changes if verdict.id in change.findings and len(change.findings) == _PAIR]
+    pairs = [change for change in changes if change.is_pair and verdict.id in change.findings]
     best = max(pairs, key=lambda change: change.expected, default=None)
     if best is None:
         return
@@ -133,7 +132,7 @@ def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
     if best.expected >= _MORE_TOGETHER * told:
         text = f"{other.remedies[0].action} [{other.id}]: together about {_spread(best)}"
         told = best.expected
-    every = next((change for change in changes if len(change.findings) > _PAIR), None)
+    every = next((change for change in changes if len(change.findings) > 2), None)
     if every is not None and every.expected >= _MORE_TOGETHER * told:
         others = ", ".join(id_ for id_ in every.findings if id_ != verdict.id)
         text += f"{'; ' if text else ''}with the remedies of {others}: about {_spread(every)}"

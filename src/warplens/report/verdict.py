@@ -523,7 +523,7 @@ def _groups(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
     if what_if is None:
         return
     groups = [change for change in what_if.changes if len(change.findings) > 1]
-    pairs = [change for change in groups if len(change.findings) == 2 and diagnosis.verdict in change.findings]
+    pairs = [change for change in groups if change.is_pair and diagnosis.verdict in change.findings]
     largest = max(groups, key=lambda change: len(change.findings), default=None)
     best = max(pairs, key=lambda change: change.expected, default=None)
     told = (what_if.asked,) if what_if.asked is not None else (best, largest if largest is not best else None)

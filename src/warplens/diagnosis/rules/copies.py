@@ -53,23 +53,24 @@ def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
 @once
 def fetched_sets(facts: Facts) -> Bools:
     """Copies to the host one after the other, small and large, as of all weights of a model for an average of them."""
-    program = facts.program
-    fetched, in_set = program.having("label", HOST_COPIES[1]), np.zeros(facts.work.height, dtype=np.bool_)
-    large = fetched & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
-    least = int(BlockingCopy.distinct_sizes)
-    for rows in program.runs(fetched, (fetched, int(BlockingCopy.in_a_row)), (large, least)):
-        in_set[rows] = facts.work["bytes"].gather(rows[large[rows]]).n_unique() >= least
-    return in_set
+    sizes = int(BlockingCopy.distinct_sizes)
+    return _sets(facts, HOST_COPIES[1], copies=int(BlockingCopy.in_a_row), large=sizes, sizes=sizes)
 
 
 @once
 def sent_sets(facts: Facts) -> Bools:
     """Copies to the GPU one after the other, so many that they are the tensors of a network or of an adapter."""
+    least = int(BlockingCopy.in_a_set)
+    return _sets(facts, HOST_COPIES[0], copies=least, large=least, sizes=2)
+
+
+def _sets(facts: Facts, direction: str, *, copies: int, large: int, sizes: int) -> Bools:
+    """Copies in this direction in rows of at least so many, of which so many are large, of so many sizes."""
     program = facts.program
-    sent, in_set = program.having("label", HOST_COPIES[0]), np.zeros(facts.work.height, dtype=np.bool_)
-    large = sent & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
-    for rows in program.runs(sent, (large, int(BlockingCopy.in_a_set))):
-        in_set[rows] = facts.work["bytes"].gather(rows[large[rows]]).n_unique() > 1
+    inside, in_set = program.having("label", direction), np.zeros(facts.work.height, dtype=np.bool_)
+    is_large = inside & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
+    for rows in program.runs(inside, (inside, copies), (is_large, large)):
+        in_set[rows] = facts.work["bytes"].gather(rows[is_large[rows]]).n_unique() >= sizes
     return in_set
 
 
