@@ -297,7 +297,12 @@ def test_the_backward_pass_of_another_process_is_no_forward_pass() -> None:
     found = diagnose([FOLDER / "ranks" / "accumulation_without_no_sync.sqlite.xz"]).to_dict()
     findings = {each["id"]: each for each in found["findings"]}
     assert "recomputation" not in findings
-    assert "no_sync" in findings["exposed-communication"]["remedies"][0]["how"]
+    first = found["findings"][0]
+    assert first["id"] == "exposed-communication"
+    assert first["evidence"]["micro_batches_per_step"] == 4
+    assert "no_sync" in first["remedies"][0]["how"]
+    low, high = first["expected_interval"]
+    assert low < 1.28 < high, "timed with no_sync() for all but the last micro-batch"
 
 
 @pytest.mark.parametrize(

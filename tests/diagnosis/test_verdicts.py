@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -404,6 +404,36 @@ def test_collectives_hide_behind_no_more_than_there_is_to_compute() -> None:
     assert found.bound == pytest.approx(8.4 / 0.4, rel=0.02)
     assert found.remedies[0].expected.startswith("about 1.9"), "what makes it less comes first"
     assert "limited by the compute" in found.remedies[1].expected
+
+
+def micro_batches(machine: Machine, *, layers: int = 0, updates: bool = False) -> None:
+    """Four forward and backward passes of 20 ms in all, after each of which gradients are summed for 10 ms."""
+    for _ in range(4):
+        machine.launch(200 * US, times=10)
+        machine.launch(500 * US, NCCL, times=layers)
+        with machine.range("backward"):
+            machine.launch(200 * US, times=15)
+            machine.launch(10 * MS, NCCL)
+        if updates:
+            machine.launch(200 * US, "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>")
+    machine.launch(200 * US, "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>")
+
+
+def test_sums_of_gradients_after_each_micro_batch_wait_for_the_last_one() -> None:
+    found = verdict(micro_batches).findings[0]
+    assert found.id == "exposed-communication"
+    assert found.evidence["micro_batches_per_step"] == 4
+    assert found.evidence["summed_again_share"] == pytest.approx(3 / 4, abs=0.01)
+    assert found.remedies[0].action == "Reduce gradients with the last micro-batch only"
+    # 20.2 ms of compute and 40 ms of sums, of which 10 ms stay.
+    assert found.expected == pytest.approx(60.2 / 30.2, rel=0.02)
+
+
+@pytest.mark.parametrize("options", [{"layers": 2}, {"updates": True}], ids=["split layers", "an update each"])
+def test_sums_that_the_next_pass_needs_do_not_wait(options: dict[str, Any]) -> None:
+    found = verdict(lambda machine: micro_batches(machine, **options)).finding("exposed-communication")
+    assert "micro_batches_per_step" not in found.evidence
+    assert "last micro-batch only" not in found.remedies[0].action
 
 
 @pytest.mark.parametrize(("kernel_ns", "said"), [(2 * US, True), (20 * US, False)])

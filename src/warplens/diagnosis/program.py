@@ -86,6 +86,8 @@ MARKS: Final = {
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
+    # Collectives of gradients under data parallelism.
+    "summing": r"(?i)all_?reduce|reduce_?scatter",
     "choosing": r"where_kernel_impl",
     # Search for rows of scores that are masked completely.
     "unseen-rows": r"isneginf",

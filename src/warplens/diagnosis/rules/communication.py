@@ -17,8 +17,9 @@ from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, gain_of
 from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of
 from warplens.diagnosis.run import Run, run_of
+from warplens.diagnosis.structure import backward_work
 from warplens.diagnosis.thresholds import Thresholds
-from warplens.profile.schema import Float64s
+from warplens.profile.schema import Bools, Float64s
 
 #: Purpose of most of the exposed time → how to hide it, and how to reduce it.
 _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
@@ -76,6 +77,43 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     ),
 }
 
+_ONCE: Final = Remedy(
+    "Reduce gradients with the last micro-batch only",
+    "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
+    "# fully_shard: model.set_requires_gradient_sync(False), which keeps whole gradients in memory\n"
+    "# accelerate: with accelerator.accumulate(model): …; Lightning: accumulate_grad_batches",
+)
+
+
+def _accumulated(facts: Facts) -> tuple[Bools, float]:
+    """Sums of gradients that a later micro-batch of their step sums again, and micro-batches per step.
+
+    A micro-batch is a backward pass that other work separates from the next one, without an optimizer in between. Sums
+    in forward passes belong to layers that are split over GPUs, which cannot wait.
+    """
+    program, backward = facts.program, backward_work(facts)
+    again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    sums = program.having("label", "communication") & program.marked("summing")
+    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
+    for of_step in program.by_step():
+        in_order = of_step[np.lexsort((launched[of_step], device[of_step]))]
+        for rows in np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1):
+            work, collectives = rows[~sums[rows]], rows[sums[rows]]
+            edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
+            begins, ends = edges[::2], edges[1::2]
+            long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
+            begins, ends = begins[long], ends[long]
+            if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
+                continue
+            # Sums are issued while their backward pass is, or right after it.
+            passes = np.searchsorted(launched[work[begins]], launched[collectives], side="right") - 1
+            forward = np.r_[launched[work[(ends[:-1] + begins[1:]) // 2]], np.iinfo(np.int64).max]
+            behind = (passes >= 0) & (launched[collectives] < forward[passes])
+            if behind.all() and (np.bincount(passes, minlength=len(begins)) > 0).all():
+                again[collectives[passes < len(begins) - 1]] = True
+                counts.append(len(begins))
+    return again, float(np.mean(counts)) if counts else 1.0
+
 
 def _kind(facts: Facts, claimed: pl.Series) -> str:
     """Purpose of most of the claimed work (key of `_REMEDIES`): exchanges by their kind, sums by the summed tensors."""
@@ -102,6 +140,7 @@ class ExposedCommunication(Rule):
     claimed = "time in which only a collective ran"
     headline = "Limited by communication: for {share} of the time it runs while nothing computes"
     title = "Collectives run while nothing computes"
+    repeated_title: ClassVar = "Collectives run while nothing computes, after each of {count} micro-batches of a step"
     evidence: ClassVar = {
         "exposed_ns": "collectives with nothing else on the GPU",
         "exposed_share": "of the window",
@@ -110,6 +149,8 @@ class ExposedCommunication(Rule):
         "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
         "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
         "unprofiled_host_share": "host time to issue the work without a profiler, if that limits the gain",
+        "micro_batches_per_step": "backward passes whose gradients are summed, each before the next",
+        "summed_again_share": "of the exposed time, sums that a later micro-batch repeats",
     }
     refutation = (
         "Leave the exposed collectives out of one step (results are wrong then, times are not; for an exchange, a copy "
@@ -146,25 +187,28 @@ class ExposedCommunication(Rule):
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
         hideable = self._hideable_ns(facts, claimed) / claimed
         beside, fewer = _REMEDIES[_kind(facts, claims.of_work(self.id))]
-        hides = hideable >= self.fewer_bytes
-        kept = 1 - max(hideable, self.fewer_bytes)
+        again, micro_batches = _accumulated(facts)
+        sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
+        most = max(hideable, self.fewer_bytes, sooner)
         # Saved GPU time helps only until the host sets the pace, which issues the same work.
-        behind, behind_half = (
-            facts.unprofiled_host_ns > facts.busy_ns - share * claimed for share in (1 - kept, self.fewer_bytes)
-        )
         needed = facts.unprofiled_host_ns / facts.wall_ns
-        pace = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
-        overlapping = replace(
-            beside,
-            expected=f"{GAIN}{pace if behind else ''}"
-            if hides
-            else "limited by the compute that can run beside it, which takes less time",
+        late = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
+
+        def paced(share: float) -> str:
+            return late if facts.unprofiled_host_ns > facts.busy_ns - share * claimed else ""
+
+        def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
+            if share == most:
+                return replace(remedy, expected="; ".join(filter(None, (GAIN, how))) + paced(share))
+            gain = gain_of(facts, int(claimed * share), on_gpu=True)
+            return bringing(replace(remedy, expected=how + paced(share)), Gain(gain, gain, gain), self.model)
+
+        half = saving(fewer, self.fewer_bytes, "with half of the bytes, and in proportion to them")
+        limited = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
+        remedies = (
+            saving(_ONCE, sooner) if sooner else None,
+            *((saving(beside, hideable), half) if hideable >= self.fewer_bytes else (half, limited)),
         )
-        half = f"with half of the bytes, and in proportion to them{pace if behind_half else ''}"
-        less = replace(fewer, expected=half if hides else f"{GAIN}; {half}")
-        if hides:
-            halved = gain_of(facts, int(claimed * self.fewer_bytes), on_gpu=True)
-            less = bringing(less, Gain(halved, halved, halved), self.model)
         return self.raised(
             facts,
             claimed,
@@ -176,11 +220,14 @@ class ExposedCommunication(Rule):
                 "collectives_per_step": kernels.height / facts.steps,
                 "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
-                "unprofiled_host_share": needed if behind else None,
+                "unprofiled_host_share": needed if paced(most) else None,
+                "micro_batches_per_step": micro_batches if sooner else None,
+                "summed_again_share": sooner or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
+            title=self.repeated_title.format(count=f"{micro_batches:,.0f}") if sooner else self.title,
             remedies=(
-                *((overlapping, less) if hides else (less, overlapping)),
+                *remedies,
                 Remedy(
                     "Look for a straggler",
                     "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
@@ -188,7 +235,7 @@ class ExposedCommunication(Rule):
                 ),
             ),
             on_gpu=True,
-            kept=kept,
+            kept=1 - most,
             bound_ns=most_ns,
         )
 
