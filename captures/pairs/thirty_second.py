@@ -35,7 +35,8 @@ def phone_photo_tagging(variant: str) -> Step:
     name = "fastvit_sa12" if CUDA else "fastvit_t8"
     model = on_device(lambda: timm.create_model(name, num_classes=kinds)).eval()
     if variant == AFTER:
-        model = reparameterize_model(model)
+        with torch.device(DEVICE):
+            model = reparameterize_model(model)
     model = model.to(device=DEVICE, dtype=HALF, memory_format=LAST)
     seeded(1)
     x = images(rows, side, HALF).contiguous(memory_format=LAST)

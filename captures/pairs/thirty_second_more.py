@@ -213,10 +213,14 @@ def shared_by_loop(answer: list[int], reference: list[int]) -> float:
     """ROUGE-L of an answer: the longest sequence it shares with a reference, as an F-score."""
     last = [0] * (len(reference) + 1)
     for word in answer:
-        now = [0]
-        for index, other in enumerate(reference):
-            now.append(last[index] + 1 if word == other else max(now[index], last[index + 1]))
-        last = now
+        corner = left = 0
+        for index, other in enumerate(reference, 1):
+            above = last[index]
+            if word == other:
+                left = corner + 1
+            elif above > left:
+                left = above
+            last[index], corner = left, above
     return 2 * last[-1] / (len(answer) + len(reference))
 
 
