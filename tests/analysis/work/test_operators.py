@@ -167,6 +167,22 @@ def test_a_product_with_one_row_stands_on_the_memory_side():
     assert row["roof_share"] == row["bytes_share"] == pytest.approx(row["bytes"] / 10e-6 / 4.8e12)
 
 
+@pytest.mark.parametrize(("nanoseconds", "side"), [(1_000, "memory"), (100_000, None)])
+def test_a_short_transfer_does_not_hide_the_roof_of_operators_of_its_name(nanoseconds: int, side: str | None):
+    shapes, types = [[1_000_000]] * 2, ["float"] * 2
+    cast, cast_call = launched(100, 200_100, 1, at=5, name="vectorized_elementwise_kernel")
+    sent = copy(300_000, 300_000 + nanoseconds, "host-to-device", 4_000_000, correlation=2)
+    timeline = program(
+        [operator(start, start + 10, "aten::copy_", shapes, types) for start in (0, 10)],
+        [cast],
+        [cast_call, launch(15, 18, 2)],
+        copies=[sent],
+    )
+    (row,) = work_statistics(operator_work(timeline, Window(0, 1_000_000, "all", "everything"))).rows(named=True)
+
+    assert (row["side"], row["peak_bytes_per_s"]) == (side, side and pytest.approx(4.8e12, rel=1e-6))
+
+
 def test_elementwise_work_is_measured_against_the_vector_units():
     row = statistics_of([[1_000_000], [1_000_000]], 2_000, "vectorized_elementwise_kernel", kind="aten::mul")
 

@@ -386,8 +386,8 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
         pl.len().alias("operators"),
         time.sum(),
         pl.col("flops", "flops_full").sum(),
-        _unless_missing("bytes", pl.col("bytes").sum()),
-        *(_unless_missing(peak, (pl.col(peak) * time).sum() / time.sum()) for peak in _PEAKS),
+        pl.when(pl.col("bytes").null_count() == 0).then(pl.col("bytes").sum()).alias("bytes"),
+        *(_mean_over_time(peak, time) for peak in _PEAKS),
     )
     seconds = pl.col("gpu_ns") / 1e9
     groups = groups.with_columns(
@@ -417,8 +417,12 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
 
 
 _PEAKS: Final = ("peak_flops_per_s", "peak_bytes_per_s")
+#: Operators without a peak (copies over a link, unknown formats) hide that of their group above this share of its time.
+_MOST_WITHOUT_PEAK: Final = 0.01
 
 
-def _unless_missing(column: str, value: pl.Expr) -> pl.Expr:
-    """The value, or null where the column lacks an entry: a sum without it would be too small."""
-    return pl.when(pl.col(column).null_count() == 0).then(value).alias(column)
+def _mean_over_time(peak: str, time: pl.Expr) -> pl.Expr:
+    """The mean peak of a group, weighted by time; null if operators without one matter."""
+    known = time.filter(pl.col(peak).is_not_null()).sum()
+    matters = known < (1 - _MOST_WITHOUT_PEAK) * time.sum()
+    return pl.when((known > 0) & ~matters).then((pl.col(peak) * time).sum() / known).alias(peak)
