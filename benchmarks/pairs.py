@@ -47,6 +47,7 @@ HALVES = (
     "twenty_ninth",
     "thirtieth",
     "thirty_first",
+    "thirty_second",
 )
 SOURCES = ("nsys", "torch")
 
