@@ -65,8 +65,8 @@ def test_the_same_run_under_nsys_names_the_same_straggler(warplens):
 @pytest.mark.parametrize(
     ("name", "verdict", "between"),
     [
-        # Both ranks launch slower than their GPUs work; that rank 0's host is 3.9 ms a step slower brings more.
-        ("planted/ddp_exposed_rank{}.json.xz", "straggler", "straggler"),
+        # Both ranks launch slower than their GPUs work, rank 0 more so.
+        ("planted/ddp_exposed_rank{}.json.xz", "launch-overhead", "straggler"),
         ("planted/ddp_straggler-gpu_rank{}.json.xz", "straggler", "straggler"),
         # What the hosts cannot issue fast enough are the launches of these collectives.
         ("pairs/ranks/gradients_one_by_one__rank{}.pt.trace.json.gz", *2 * ("unbucketed-communication",)),
@@ -82,10 +82,10 @@ def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name, verdi
     assert found["verdict"] == verdict
     assert between in findings
     alike = "launch-overhead"
-    # A run is as fast as its slowest rank: what all have brings what it brings where it brings least.
-    of_ranks = [each for rank in found["ranks"] for each in rank["findings"] if each["id"] == alike]
+    # A run is as fast as its slowest rank. Where one is late, the others' waiting hides what launches cost them.
+    of_ranks = [each["expected"] for rank in found["ranks"] for each in rank["findings"] if each["id"] == alike]
     assert len(of_ranks) == len(found["ranks"])
-    assert findings[alike]["expected"] == min(each["expected"] for each in of_ranks)
+    assert findings[alike]["expected"] == (min(of_ranks) if between == "unbucketed-communication" else max(of_ranks))
     # A cause that the verdict is part of may bring more than it.
     also = next(line.text for line in answer.lines if line.label == "also")
     assert ("launches of the small collectives included" in also) is (verdict == "unbucketed-communication")

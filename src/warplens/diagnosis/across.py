@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
-from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding
+import polars as pl
+
+from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Severity, about
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
@@ -60,9 +64,11 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     """
     between = [found for rule in _RULES if (found := rule.across(run, thresholds)) is not None]
     between.sort(key=_order)
-    # Each rank shows waiting for other ranks as exposed communication.
-    reported = {found.id for found in between} | ({ExposedCommunication.id} if between else set())
-    alike = _alike(ranks, reported)
+    # Small collectives and stages that wait show as exposed communication on each rank; a late rank only on others.
+    reported = {found.id for found in between}
+    if reported - {Straggler.id}:
+        reported.add(ExposedCommunication.id)
+    alike = _alike(run, ranks, reported, thresholds)
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
     main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
     if count < len(ranks) and alike:
@@ -70,13 +76,13 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         named = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == own.id]
         of = f"every rank (the verdict on {_on(named)})" if named else "every rank"
     else:
-        example = min(
-            (diagnosis for diagnosis in ranks.values() if diagnosis.verdict == usual),
-            key=lambda diagnosis: weight(diagnosis.findings[0]),
-        )
-        own = example.findings[0]
+        rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
+        example, own = ranks[rank], _in_transfer(ranks[rank].findings[0], run, rank, thresholds)
+        own = next((found for found in alike if found.id == own.id), own)
+        if own.expected != example.findings[0].expected:
+            example = None
         of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
-    if between and (
+    if (between and weight(between[0]) >= thresholds.raise_ceiling) and (
         not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
         first, *rest = between
@@ -174,13 +180,73 @@ def _costs(finding: Finding) -> bool:
     return finding.gain is not None and finding.id != IncompleteProfile.id and not rule(finding.id).describes
 
 
-def _alike(ranks: Mapping[int, Diagnosis], reported: set[str]) -> list[Finding]:
-    """The causes that all ranks share and that are not reported yet, each with the least gain of any rank."""
-    by_rank = [{found.id: found for found in diagnosis.findings if _costs(found)} for diagnosis in ranks.values()]
-    shared = set.intersection(*map(set, by_rank)) - reported
-    alike = [min((found[id_] for found in by_rank), key=weight) for id_ in shared]
+def _alike(run: Run, ranks: Mapping[int, Diagnosis], reported: set[str], limits: Thresholds) -> list[Finding]:
+    """The causes that all ranks share and that are not reported yet, each with the least gain of any rank.
+
+    If a cause goes away on all ranks, so does a rank's waiting for others: the gain that is least is that of a rank
+    that hardly waits.
+    """
+    by_rank = []
+    for rank, diagnosis in ranks.items():
+        waited = _waited_share(run, rank)
+        costs = [_in_transfer(found, run, rank, limits) for found in diagnosis.findings if _costs(found)]
+        by_rank.append({found.id: (_freed(found, waited), found) for found in costs})
+    ids = set.intersection(*map(set, by_rank)) - reported
+    alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
+    alike = [found for found in alike if found.id != ExposedCommunication.id or weight(found) >= limits.raise_ceiling]
     stalls = any(HostStall.id in found for found in by_rank)
     return sorted((_with_stalls(found) if stalls else found for found in alike), key=_order)
+
+
+def _waited_share(run: Run, rank: int) -> float:
+    """Share of the rank's window in which it only waited for other ranks."""
+    of_rank = run.result.waits.ranks.filter(pl.col("rank") == rank)["exposed_wait_ns"]
+    return int(of_rank.sum()) / max(run.summary(rank).times["duration_ns"], 1)
+
+
+def _freed(finding: Finding, waited_share: float) -> float:
+    """The gain on a rank if its waiting goes away as well; for communication, its own gain."""
+    gain = weight(finding)
+    left = 1 / max(gain, 1.0) - waited_share
+    return gain if finding.id == ExposedCommunication.id else 1 / left if left > 0 else math.inf
+
+
+def _in_transfer(finding: Finding, run: Run, rank: int, limits: Thresholds) -> Finding:
+    """The finding on exposed communication, with gains without the rank's waiting for others; others as they are."""
+    exposed = run.summary(rank).times["exposed_ns"]
+    waited = _waited_share(run, rank) * run.summary(rank).times["duration_ns"]
+    if finding.id != ExposedCommunication.id or finding.expected is None or not exposed or waited < 1:
+        return finding
+    share = max(1 - waited / exposed, 0.0)
+
+    def gain(whole: float) -> float:
+        return 1 / (1 - share * (1 - 1 / max(whole, 1.0)))
+
+    def interval(whole: tuple[float, float] | None) -> tuple[float, float] | None:
+        return whole and (gain(whole[0]), gain(whole[1]))
+
+    remedies = tuple(
+        remedy
+        if remedy.gain is None
+        else replace(
+            remedy,
+            expected=remedy.expected.replace(about(remedy.gain), about(gain(remedy.gain))),
+            gain=gain(remedy.gain),
+            gain_interval=interval(remedy.gain_interval),
+        )
+        for remedy in finding.remedies
+    )
+    expected = gain(finding.expected)
+    graded: Severity = "info" if expected < limits.warning_ceiling else "warning"
+    return replace(
+        finding,
+        severity=finding.severity
+        if expected >= limits.critical_ceiling
+        else max(graded, finding.severity, key=SEVERITIES.index),
+        expected=expected,
+        expected_interval=interval(finding.expected_interval),
+        remedies=remedies,
+    )
 
 
 def _with_stalls(finding: Finding) -> Finding:

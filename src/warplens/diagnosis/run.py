@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 from typing import Final
@@ -44,11 +44,32 @@ class RankFacts:
     before_communication_ns: int  #: pauses that communication ended while the host issued work
     exposed_ns: int  #: communication with nothing else on the GPU
     handling_ns: int  #: host time in the framework's calls for collectives; 0 if they are not recorded
+    #: host time from issuing one collective to issuing the next, with hardly any other work issued in between
+    chained_ns: int
     idle: dict[str, int]  #: idle time by cause
     kernels: pl.DataFrame  #: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out
     #: `name` of a range (numbers replaced by N) and `busy_ns`, GPU time of the work launched inside, at any depth
     places: pl.DataFrame
     stall: Finding | None  #: the finding on host work outside CUDA calls, if the rank has it
+
+    def times(self, factor: float) -> RankFacts:
+        """The same of a window with so many times the steps."""
+        if factor == 1:
+            return self
+        scaled = {
+            name: round(value * factor) for name, value in vars(self).items() if name.endswith("_ns")
+        }  # fmt: skip
+        return replace(
+            self,
+            **scaled,
+            idle={cause: round(spent * factor) for cause, spent in self.idle.items()},
+            kernels=self.kernels.with_columns((pl.col("kernels", "time_ns") * factor).round().cast(pl.Int64)),
+            places=self.places.with_columns((pl.col("busy_ns") * factor).round().cast(pl.Int64)),
+        )
+
+    def paced(self, pace: float) -> float:
+        """Host time over the recorded one at this pace of `PACES`: 0 for the least without the profiler, 1 for all."""
+        return pace + (1 - pace) * self.unprofiled_share
 
     def unprofiled_ns(self, share: float, saved_ns: float = 0.0) -> float:
         """Duration of the window without a profiler, if the GPU worked that much less (as `Facts.unprofiled_ns`).
@@ -122,6 +143,7 @@ def rank_facts(facts: Facts) -> RankFacts:
         before_communication_ns=_before_communication(facts),
         exposed_ns=int(facts.work.filter(pl.col("label") == "communication")["own_ns"].sum()),
         handling_ns=_handling_ns(facts),
+        chained_ns=_chained_ns(facts),
         idle={cause: spent.total for cause, spent in facts.causes.items() if spent.total},
         kernels=_kernels(facts),
         places=_places(facts),
@@ -208,6 +230,28 @@ def _handling_ns(facts: Facts) -> int:
     for part in threads.partition_by("process", "thread"):
         spent += total(clip(union(Intervals.of(part)), facts.window.start_ns, facts.window.end_ns))
     return spent
+
+
+#: Most launches from one collective of a chain to the next: scaling and copying one gradient or parameter.
+_BETWEEN: Final = 4
+#: From this share of the window in waits of the host on, the time between two calls is that of the waits.
+_WAITING: Final = 0.05
+
+
+def _chained_ns(facts: Facts) -> int:
+    """Host time from issuing one collective to issuing the next, with hardly any other work issued in between.
+
+    0 if the host waits for the GPU there.
+    """
+    if facts.idle("synchronization", "refill") > _WAITING * facts.wall_ns:
+        return 0
+    launched, thread = facts.work["launch_start_ns"].fill_null(-1).to_numpy(), facts.program.thread
+    order = np.lexsort((launched, thread))
+    order = order[launched[order] >= 0]
+    places = np.flatnonzero(facts.program.having("label", "communication")[order])
+    before, after = order[places[:-1]], order[places[1:]]
+    chained = (np.diff(places) <= _BETWEEN + 1) & (thread[before] == thread[after])
+    return int((launched[after] - launched[before])[chained].sum())
 
 
 def _kernels(facts: Facts) -> pl.DataFrame:

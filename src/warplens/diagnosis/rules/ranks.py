@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import ClassVar, Final
 
@@ -45,6 +46,7 @@ class RanksRule(Rule):
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...],
         remedies: tuple[Remedy, ...],
+        warning: float | None = None,
     ) -> Finding:
         """The finding, graded by its gain.
 
@@ -52,11 +54,12 @@ class RanksRule(Rule):
             gains: the expected gain and the ends of its interval, in any order.
             title, confidence, where, remedies: as in `Finding`.
             evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
+            warning: least gain of a warning, if larger than `warning_ceiling`.
         """
         low, expected, high = sorted(max(gain, 1.0) for gain in gains)
         bound = max(bound, high)
         severity: Severity = "info"
-        if expected >= limits.warning_ceiling:
+        if expected >= (warning or limits.warning_ceiling):
             severity = "critical" if expected >= limits.critical_ceiling and run.sure else "warning"
         told = told_of(remedies, expected, (low, high), bound)
         return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told)
@@ -66,7 +69,9 @@ class RanksRule(Rule):
 PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
-def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
+def gains_of(
+    ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0
+) -> tuple[float, float, float]:
     """Expected gain of these ranks, and the ends of its interval; the median over ranks.
 
     Waiting during which the host issues the next work costs nothing, and the hosts' time without the profiler is the
@@ -75,10 +80,7 @@ def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept
     left = 1 - kept
 
     def gain_at(pace: float, part: float) -> float:
-        return median(
-            ranks[rank].gain(pace + (1 - pace) * ranks[rank].unprofiled_share, part * saved)
-            for rank, saved in saved_ns.items()
-        )
+        return median(ranks[rank].gain(ranks[rank].paced(pace), part * saved) for rank, saved in saved_ns.items())
 
     expected = float(np.mean([gain_at(pace, left) for pace in PACES]))
     return gain_at(1.0, 0.8 * left), expected, gain_at(0.0, min(1.2 * left, 1.0))
@@ -252,6 +254,7 @@ class PipelineBubble(RanksRule):
 #: Cause of a late rank → its text in the title.
 _CAUSES: Final = {
     "more-work": "its GPU has {excess} more work per step",
+    "larger-part": "its part of the data takes {excess} longer per step",
     "slower-kernels": "the same kernels take {excess} longer per step",
     "host": "its host spends {excess} more per step on other work",
     "launch": "its host takes {excess} longer per step to issue the same work",
@@ -263,6 +266,12 @@ _CAUSES: Final = {
 
 #: Cause of a late rank → what to do.
 _ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
+    "larger-part": Remedy(
+        "Give every rank the same work",
+        "# equally many tokens, not only samples: batch by total length, sort by length before dealing batches out\n"
+        "# documents packed into one row: attention grows with the square of each one's length",
+        f"{GAIN}: all ranks take the mean time",
+    ),
     "more-work": Remedy(
         "Give every rank the same work",
         "# equally many tokens, not only samples: batch by total length\n"
@@ -345,7 +354,7 @@ class Straggler(RanksRule):
         "most_waiting_rank_share": "the same on the rank that waits the longest",
         "excess_compute_ns_per_step": "compute time of the late rank beyond the median of the others",
         "excess_kernels_per_step": "kernels of the late rank beyond the mean of the others",
-        "excess_longer_ns_per_step": "extra time of kernels of the same name and grid on the late rank",
+        "excess_longer_ns_per_step": "extra time of kernels of the same name on the late rank, which run as often",
         "excess_idle_ns_per_step": "idle time of the late rank beyond the median of the others",
         "explained_share": "share of that waiting, less what the hosts need anyway, that the late rank's excess "
         "explains",
@@ -377,7 +386,8 @@ class Straggler(RanksRule):
         Last, the share of that waiting that the excess explains.
         """
         others = [run.ranks[rank] for rank in held]
-        excess = _excess(run.ranks[late], others)
+        steps = {rank: max(len(run.summary(rank).window.steps), 1) for rank in (late, *held)}
+        excess = _excess(run.ranks[late], [run.ranks[rank].times(steps[late] / steps[rank]) for rank in held])
         cause = max(excess, key=lambda name: excess[name])
         # Waiting during which the hosts issue the next work costs nothing and needs no explanation.
         costs = sum(
@@ -445,8 +455,18 @@ class Straggler(RanksRule):
             max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0) for name, spent in excess.items()
         )
         most = saved if cause != "unknown" else float(own.wall_ns)
-        pace = self._pace(run, late, held)
-        gains = tuple(pace * gain for gain in gains_of(run.ranks, {rank: min(held[rank], most) for rank in held}))
+        # Work that is dealt out evenly still takes its time: that of the mean rank.
+        stays = 1 / (1 + len(held)) if cause == "larger-part" else 0.0
+        warning = None
+        if cause == "launch":
+            paced = [self._launched_alike(run, late, held, own.paced(pace)) for pace in PACES]
+            alone = paced[0], float(np.mean(paced)), paced[-1]
+            # Without the profiler, the late host may be ahead of its GPU.
+            warning = limits.unsure_warning_ceiling if paced[0] < limits.raise_ceiling else None
+        else:
+            alone = gains_of(run.ranks, {rank: min(held[rank], most) for rank in held}, stays)
+        behind = self._pace(run, late, held)
+        gains = tuple(behind * gain for gain in alone)
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
 
@@ -461,7 +481,7 @@ class Straggler(RanksRule):
             run,
             limits,
             gains,
-            bound=pace * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
+            bound=behind * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
@@ -474,7 +494,7 @@ class Straggler(RanksRule):
                 "excess_compute_ns_per_step": beyond("compute_ns"),
                 "excess_kernels_per_step": (_count(run.ranks[late]) - sum(map(_count, others)) / len(others))
                 / run.steps,
-                "excess_longer_ns_per_step": excess["slower-kernels"] / run.steps,
+                "excess_longer_ns_per_step": (excess["slower-kernels"] + excess["larger-part"]) / run.steps,
                 "excess_idle_ns_per_step": beyond("idle_ns"),
                 "explained_share": explained,
                 "host_needed_of_window_share": median(min(each.host_ns / max(each.wall_ns, 1), 1.0) for each in others),
@@ -489,7 +509,15 @@ class Straggler(RanksRule):
                     "shows every kernel and pause that differs",
                 ),
             ),
+            warning=warning,
         )
+
+    def _launched_alike(self, run: Run, late: int, held: Mapping[int, float], share: float) -> float:
+        """Gain if the late rank's host issues its work as fast as the others', at this share of recorded host time."""
+        own, usual = run.ranks[late], median(run.ranks[rank].host_ns for rank in held)
+        others = max(run.ranks[rank].unprofiled_ns(share, held[rank]) for rank in held)
+        as_usual = replace(own, host_ns=min(own.host_ns, round(usual)))
+        return max(own.unprofiled_ns(share), others) / max(as_usual.unprofiled_ns(share), others, 1.0)
 
 
 def _count(facts: RankFacts) -> int:
@@ -498,21 +526,33 @@ def _count(facts: RankFacts) -> int:
 
 def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
     """Nanoseconds of the late rank's window beyond those of the others, by cause."""
+    keys = ["name", "blocks"]
     usual = (
         pl.concat([each.kernels for each in others])
-        .group_by("name", "blocks")
+        .group_by(keys)
         .agg(
             (pl.col("kernels").sum() / len(others)).alias("usual"),
             (pl.col("time_ns").sum() / len(others)).alias("taken"),
         )
     )
-    both = late.kernels.join(usual, on=["name", "blocks"], how="full", nulls_equal=True).with_columns(
-        pl.col("kernels", "usual", "time_ns", "taken").fill_null(0).cast(pl.Float64)
+    kinds = (
+        late.kernels.join(usual, on=keys, how="full", coalesce=True, nulls_equal=True)
+        .with_columns(pl.col("kernels", "usual", "time_ns", "taken").fill_null(0).cast(pl.Float64))
+        .with_columns((pl.col("time_ns") - pl.col("taken")).alias("beyond"))
     )
-    beyond = both["time_ns"] - both["taken"]
-    # A kernel that runs as often and takes longer is slower; one that runs more often is more work.
-    as_often = (both["kernels"] - both["usual"]).abs() <= _AS_OFTEN * both["usual"]
-    slower, more = (float(beyond.filter(which).sum()) for which in (as_often, ~as_often))
+    # A kernel that runs as often in the same grid and takes longer is slower; one that runs more often is more work.
+    as_often = (pl.col("kernels") - pl.col("usual")).abs() <= _AS_OFTEN * pl.col("usual")
+    alike = kinds.filter(as_often)
+    slower, taken = float(alike["beyond"].sum()), float(alike["taken"].sum())
+    more, larger = float(kinds["beyond"].sum()) - slower, 0.0
+    # A slow GPU runs all kernels more slowly. If as many kernels run, but in other grids, or only some of them take
+    # longer, it is the data that differ.
+    threshold = (1 + slower / max(taken, 1.0) / 2) * pl.col("taken")
+    affected = float(alike.filter(pl.col("time_ns") > threshold)["taken"].sum())
+    is_gpu = min(taken, affected / _OF_ALL) >= _NEARLY_ALL * float(kinds["taken"].sum())
+    count = float(kinds["usual"].sum())
+    if abs(_count(late) - count) <= _AS_OFTEN * count and not is_gpu:
+        slower, more, larger = 0.0, 0.0, more + slower
     idle = {
         name: sum(late.idle.get(cause, 0) for cause in causes)
         - median(sum(each.idle.get(cause, 0) for cause in causes) for each in others)
@@ -522,14 +562,14 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
     host = late.host_ns - median(each.host_ns for each in others)
     idle["host"] = min(idle["host"], max(host, 0.0))
     idle["launch"] = host - idle["host"]
-    return {"more-work": more, "slower-kernels": slower, **idle}
+    return {"more-work": more, "larger-part": larger, "slower-kernels": slower, **idle}
 
 
 def _where(late: RankFacts, others: Sequence[RankFacts], cause: str) -> tuple[str, ...]:
     """The most specific range with most of the late rank's excess, and the kernel with the most."""
     if cause == "host" and late.stall is not None:
         return late.stall.where[:2]
-    if cause not in ("more-work", "slower-kernels"):
+    if cause not in ("more-work", "larger-part", "slower-kernels"):
         return ()
 
     def beyond(own: pl.DataFrame, usual: Sequence[pl.DataFrame], amount: str) -> pl.DataFrame:
@@ -553,5 +593,9 @@ def _where(late: RankFacts, others: Sequence[RankFacts], cause: str) -> tuple[st
 #: differently.
 _AS_OFTEN: Final = 0.05
 
-#: Least share of the largest excess of any range that an inner range needs.
+#: Least share of the time of all kernels in those that are slower, if their GPU is.
+_OF_ALL: Final = 0.5
+
+#: Least share of the largest excess of any range that an inner range needs; of the time of all kernels in those that a
+#: slow GPU runs in the same grids as the others.
 _NEARLY_ALL: Final = 0.8
