@@ -32,8 +32,10 @@ def advice(found: Diagnosis, id_: str) -> str:
 @pytest.mark.parametrize(
     ("collective", "computing", "told", "untold"),
     [
-        (NCCL, BACKWARD, "no_sync", "fewer GPUs"),
-        (NCCL, ADD, "fewer GPUs", "no_sync"),
+        (NCCL, BACKWARD, "bf16_compress_hook", "fewer GPUs"),
+        (NCCL.replace("f32", "bf16"), BACKWARD, "no_sync", "bf16_compress_hook"),
+        (NCCL, ADD, "16 bits", "no_sync"),
+        (NCCL.replace("f32", "bf16"), ADD, "fewer GPUs", "16 bits"),
         (SEND, ADD, "isend", "DistributedDataParallel"),
         (SEND, BACKWARD, "isend", "DistributedDataParallel"),
     ],

@@ -34,9 +34,7 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         ),
         Remedy(
             "Communicate less",
-            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
-            "# or in bfloat16, which rounds each gradient:\n"
-            "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
+            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too",
         ),
     ),
     "all_to_all": (
@@ -75,6 +73,20 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "# tensor parallel over as few GPUs as hold the model, and more copies of it\n"
             "# kernels for small sums inside a host (custom all-reduce of inference engines; symmetric memory)",
         ),
+    ),
+}
+
+#: Purpose of most of the exposed time → how to reduce it, if tensors of 32 bits are summed.
+_IN_32_BITS: Final[dict[str, Remedy]] = {
+    "gradients": Remedy(
+        "Communicate less",
+        "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)  # rounds each gradient\n"
+        "# fully_shard: MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)\n"
+        "# or sum less often: model.no_sync() for all but the last of several micro-batches",
+    ),
+    "layers": Remedy(
+        "Sum in 16 bits",
+        "part = part.to(torch.bfloat16)  # what dist.all_reduce sums; casts around it go away as well",
     ),
 }
 
@@ -164,6 +176,9 @@ class ExposedCommunication(Rule):
     fewer_bytes = Limit(
         0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
     )
+    hidden_of_layers = Limit(
+        0.5, "The next layer needs a layer's sum: of a batch in two halves, one at most is summed beside the other."
+    )
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Collectives."""
@@ -187,7 +202,12 @@ class ExposedCommunication(Rule):
         most = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
         hideable = self._hideable_ns(facts, claimed) / claimed
-        beside, fewer = _REMEDIES[_kind(facts, claims.of_work(self.id))]
+        kind = _kind(facts, claims.of_work(self.id))
+        beside, fewer = _REMEDIES[kind]
+        is_fp32 = int(pieces.ns[facts.program.having("precision", "fp32")[pieces.at]].sum()) > claimed / 2
+        fewer = _IN_32_BITS.get(kind, fewer) if is_fp32 else fewer
+        if kind == "layers":
+            hideable = min(hideable, self.hidden_of_layers)
         again, micro_batches = _accumulated(facts)
         sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
         most = max(hideable, self.fewer_bytes, sooner)
@@ -204,12 +224,18 @@ class ExposedCommunication(Rule):
             gain = gain_of(facts, int(claimed * share), on_gpu=True)
             return bringing(replace(remedy, expected=how + paced(share)), Gain(gain, gain, gain), self.model)
 
-        half = saving(fewer, self.fewer_bytes, "with half of the bytes, and in proportion to them")
-        limited = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
-        remedies = (
-            saving(_ONCE, sooner) if sooner else None,
-            *((saving(beside, hideable), half) if hideable >= self.fewer_bytes else (half, limited)),
+        what = "sums" if kind == "gradients" and not is_fp32 else "bytes"
+        half = saving(fewer, self.fewer_bytes, f"with half of the {what}, and in proportion to them")
+        if kind == "layers":
+            hidden = saving(beside, hideable, "one half of the batch beside the other")
+        elif hideable >= self.fewer_bytes:
+            hidden = saving(beside, hideable)
+        else:
+            hidden = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
+        first, second = (
+            (half, hidden) if hideable < self.fewer_bytes or (kind == "layers" and is_fp32) else (hidden, half)
         )
+        remedies = saving(_ONCE, sooner) if sooner else None, first, second
         return self.raised(
             facts,
             claimed,
