@@ -34,7 +34,9 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         ),
         Remedy(
             "Communicate less",
-            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too",
+            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
+            "# or in bfloat16, which rounds each gradient:\n"
+            "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
         ),
     ),
     "all_to_all": (
@@ -76,15 +78,13 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     ),
 }
 
-#: Purpose of most of the exposed time → how to reduce it, if tensors of 32 bits are summed.
-_IN_32_BITS: Final[dict[str, Remedy]] = {
-    "gradients": Remedy(
+#: Purpose and format of most of the exposed time → how to reduce it, if the format matters.
+_BY_FORMAT: Final[dict[tuple[str, str], Remedy]] = {
+    ("gradients", "16 bits"): Remedy(
         "Communicate less",
-        "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)  # rounds each gradient\n"
-        "# fully_shard: MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)\n"
-        "# or sum less often: model.no_sync() for all but the last of several micro-batches",
+        "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too",
     ),
-    "layers": Remedy(
+    ("layers", "32 bits"): Remedy(
         "Sum in 16 bits",
         "part = part.to(torch.bfloat16)  # what dist.all_reduce sums; casts around it go away as well",
     ),
@@ -204,8 +204,13 @@ class ExposedCommunication(Rule):
         hideable = self._hideable_ns(facts, claimed) / claimed
         kind = _kind(facts, claims.of_work(self.id))
         beside, fewer = _REMEDIES[kind]
-        is_fp32 = int(pieces.ns[facts.program.having("precision", "fp32")[pieces.at]].sum()) > claimed / 2
-        fewer = _IN_32_BITS.get(kind, fewer) if is_fp32 else fewer
+        formats = {"16 bits": ("bf16", "fp16"), "32 bits": ("fp32",)}
+        taken = {
+            name: int(pieces.ns[facts.program.having("precision", *of)[pieces.at]].sum())
+            for name, of in formats.items()
+        }
+        known = next((name for name, spent in taken.items() if spent > claimed / 2), "")
+        fewer = _BY_FORMAT.get((kind, known), fewer)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
         again, micro_batches = _accumulated(facts)
@@ -224,7 +229,7 @@ class ExposedCommunication(Rule):
             gain = gain_of(facts, int(claimed * share), on_gpu=True)
             return bringing(replace(remedy, expected=how + paced(share)), Gain(gain, gain, gain), self.model)
 
-        what = "sums" if kind == "gradients" and not is_fp32 else "bytes"
+        what = "sums" if (kind, known) == ("gradients", "16 bits") else "bytes"
         half = saving(fewer, self.fewer_bytes, f"with half of the {what}, and in proportion to them")
         if kind == "layers":
             hidden = saving(beside, hideable, "one half of the batch beside the other")
@@ -233,7 +238,7 @@ class ExposedCommunication(Rule):
         else:
             hidden = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
         first, second = (
-            (half, hidden) if hideable < self.fewer_bytes or (kind == "layers" and is_fp32) else (hidden, half)
+            (half, hidden) if hideable < self.fewer_bytes or (kind, known) == ("layers", "32 bits") else (hidden, half)
         )
         remedies = saving(_ONCE, sooner) if sooner else None, first, second
         return self.raised(
