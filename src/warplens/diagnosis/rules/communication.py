@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import Spent
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
@@ -142,6 +143,14 @@ def _kind(facts: Facts, claimed: pl.Series) -> str:
     return "gradients" if facts.trains else "layers"
 
 
+def _format(facts: Facts, claimed: Spent) -> str:
+    """`16 bits` or `32 bits`, if most of the claimed work sums such numbers; empty if its names do not tell."""
+    for name, formats in (("16 bits", ("bf16", "fp16")), ("32 bits", ("fp32",))):
+        if 2 * claimed.ns[facts.program.having("precision", *formats)[claimed.at]].sum() > claimed.total:
+            return name
+    return ""
+
+
 class ExposedCommunication(Rule):
     """Time of communication kernels during which no other kernel ran on their GPU."""
 
@@ -199,48 +208,16 @@ class ExposedCommunication(Rule):
         # Averages hide the GPU that waits the most, whose claimed time bounds the gain.
         pieces = claims.pieces(self.id)
         claimed_on = pl.DataFrame({"device": facts.work["device"].to_numpy()[pieces.at], "claimed": pieces.ns})
-        most = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
-        most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
+        longest = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
+        most_ns = int(longest) * by_device.len() if isinstance(longest, int) else claimed
         hideable = self._hideable_ns(facts, claimed) / claimed
-        kind = _kind(facts, claims.of_work(self.id))
-        beside, fewer = _REMEDIES[kind]
-        formats = {"16 bits": ("bf16", "fp16"), "32 bits": ("fp32",)}
-        taken = {
-            name: int(pieces.ns[facts.program.having("precision", *of)[pieces.at]].sum())
-            for name, of in formats.items()
-        }
-        known = next((name for name, spent in taken.items() if spent > claimed / 2), "")
-        fewer = _BY_FORMAT.get((kind, known), fewer)
+        kind, known = _kind(facts, claims.of_work(self.id)), _format(facts, pieces)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
         again, micro_batches = _accumulated(facts)
         sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
         most = max(hideable, self.fewer_bytes, sooner)
-        # Saved GPU time helps only until the host sets the pace, which issues the same work.
-        needed = facts.unprofiled_host_ns / facts.wall_ns
-        late = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
-
-        def paced(share: float) -> str:
-            return late if facts.unprofiled_host_ns > facts.busy_ns - share * claimed else ""
-
-        def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
-            if share == most:
-                return replace(remedy, expected="; ".join(filter(None, (GAIN, how))) + paced(share))
-            gain = gain_of(facts, int(claimed * share), on_gpu=True)
-            return bringing(replace(remedy, expected=how + paced(share)), Gain(gain, gain, gain), self.model)
-
-        what = "sums" if (kind, known) == ("gradients", "16 bits") else "bytes"
-        half = saving(fewer, self.fewer_bytes, f"with half of the {what}, and in proportion to them")
-        if kind == "layers":
-            hidden = saving(beside, hideable, "one half of the batch beside the other")
-        elif hideable >= self.fewer_bytes:
-            hidden = saving(beside, hideable)
-        else:
-            hidden = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
-        first, second = (
-            (half, hidden) if hideable < self.fewer_bytes or (kind, known) == ("layers", "32 bits") else (hidden, half)
-        )
-        remedies = saving(_ONCE, sooner) if sooner else None, first, second
+        late = facts.unprofiled_host_ns > facts.busy_ns - most * claimed
         return self.raised(
             facts,
             claimed,
@@ -252,23 +229,59 @@ class ExposedCommunication(Rule):
                 "collectives_per_step": kernels.height / facts.steps,
                 "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
-                "unprofiled_host_share": needed if paced(most) else None,
+                "unprofiled_host_share": facts.unprofiled_host_ns / facts.wall_ns if late else None,
                 "micro_batches_per_step": micro_batches if sooner else None,
                 "summed_again_share": sooner or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             title=self.repeated_title.format(count=f"{micro_batches:,.0f}") if sooner else self.title,
-            remedies=(
-                *remedies,
-                Remedy(
-                    "Look for a straggler",
-                    "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
-                    "the waiting inside the collectives goes away",
-                ),
-            ),
+            remedies=self._remedies(facts, claimed, kind, known, hideable, sooner),
             on_gpu=True,
             kept=1 - most,
             bound_ns=most_ns,
+        )
+
+    def _remedies(
+        self, facts: Facts, claimed: int, kind: str, known: str, hideable: float, sooner: float
+    ) -> tuple[Remedy | None, ...]:
+        """What to do, the largest gain with the placeholder for it.
+
+        Args:
+            claimed: nanoseconds of exposed communication.
+            kind, known: keys of `_REMEDIES` and `_BY_FORMAT`.
+            hideable, sooner: shares of the claimed time that could be hidden, and that a later micro-batch repeats.
+        """
+        beside, fewer = _REMEDIES[kind]
+        fewer = _BY_FORMAT.get((kind, known), fewer)
+        most = max(hideable, self.fewer_bytes, sooner)
+        needed = facts.unprofiled_host_ns / facts.wall_ns
+
+        def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
+            # Saved GPU time helps only until the host sets the pace, which issues the same work.
+            if facts.unprofiled_host_ns > facts.busy_ns - share * claimed:
+                how += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
+            if share == most:
+                return replace(remedy, expected=f"{GAIN}; {how}" if how and not how.startswith(";") else f"{GAIN}{how}")
+            gain = gain_of(facts, int(claimed * share), on_gpu=True)
+            return bringing(replace(remedy, expected=how), Gain(gain, gain, gain), self.model)
+
+        what = "sums" if (kind, known) == ("gradients", "16 bits") else "bytes"
+        less = saving(fewer, self.fewer_bytes, f"with half of the {what}, and in proportion to them")
+        if hideable >= self.fewer_bytes:
+            hidden = saving(beside, hideable, "one half of the batch beside the other" if kind == "layers" else "")
+            first, second = (less, hidden) if fewer.action == "Sum in 16 bits" else (hidden, less)
+        else:
+            limited = "limited by the compute that can run beside it, which takes less time"
+            first, second = less, replace(beside, expected=limited)
+        return (
+            saving(_ONCE, sooner) if sooner else None,
+            first,
+            second,
+            Remedy(
+                "Look for a straggler",
+                "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
+                "the waiting inside the collectives goes away",
+            ),
         )
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:
