@@ -27,12 +27,14 @@ def found(
     passes: int = 1,
     blocks: int | None = None,
     by_hand: tuple[str, Sequence[Sequence[int]]] | None = None,
+    optimizes: bool = True,
+    collective: str = "",
 ) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
     turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
 
     With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded. `by_hand` are an
-    operator outside of the optimizer, and the sizes of its tensors.
+    operator outside of the optimizer, and the sizes of its tensors. A `collective` runs behind each backward pass.
     """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
@@ -58,12 +60,15 @@ def found(
                 name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
                 ranges.append(operator(now, now + US, name, shapes=text, thread=AUTOGRAD_THREAD))
                 now += 2 * US
+            if collective:
+                run(20 * US, AUTOGRAD_THREAD, name=collective)
         if by_hand is not None:
             ranges.append(operator(now, now + US, by_hand[0], shapes=json.dumps([by_hand[1], by_hand[1], []])))
             now += 2 * US
-        ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
-        lists = [taken, taken, []] if blocks is None else [[], [], []]
-        ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps(lists)))
+        if optimizes:
+            ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
+            lists = [taken, taken, []] if blocks is None else [[], [], []]
+            ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps(lists)))
         now += US
         if blocks is None:
             run(5 * US)
@@ -159,3 +164,40 @@ def test_the_last_gradients_are_unused_if_they_have_the_blocks_that_the_optimize
     assert finding.evidence["unused_numbers_share"] == pytest.approx(0.8)
     whole = FORWARD + 2 * BACKWARD
     assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.1)
+
+
+def test_a_part_that_is_handed_over_in_one_piece_is_the_one_that_is_taken() -> None:
+    """Its sizes occur in the rest as well; what follows it in the backward pass goes away as a whole."""
+    finding = found([HEAD, BODY, BODY, BODY, BODY], [HEAD, BODY])
+    whole, left = FORWARD + 5 * BACKWARD, FORWARD + 2 * BACKWARD
+    assert finding.evidence["unused_gradients_per_step"] == 3
+    assert finding.expected == pytest.approx(whole / left, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("collective", "is_told"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", False),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", False),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", False),
+    ],
+)
+def test_gradients_that_another_ranks_optimizer_may_take_are_not_told(collective: str, is_told: bool) -> None:
+    """Where all ranks sum all gradients, each updates all parameters that it has."""
+    assert (found([HEAD, BODY, BODY, BODY], [HEAD], collective=collective) is not None) is is_told
+
+
+def test_without_an_optimizer_gradients_of_weights_are_unused_if_the_program_reads_that_of_an_input() -> None:
+    words = [8, 64, 64]
+    finding = found([HEAD, BODY, BODY, words], [], optimizes=False, by_hand=("aten::mul", words))
+    assert finding.title == "The backward pass computes gradients of all weights, though only those of inputs are read"
+    assert "torch.autograd.grad" in finding.remedies[0].how
+    whole = FORWARD + 4 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - 1.5 * BACKWARD), rel=0.1)
+
+
+@pytest.mark.parametrize("by_hand", [None, ("aten::detach", [8, 64, 64]), ("aten::mul", [8, 1])])
+def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(by_hand) -> None:
+    """Nothing reads a gradient: it may be a benchmark, or one of several micro-batches."""
+    assert found([HEAD, BODY, BODY, [8, 64, 64]], [], optimizes=False, by_hand=by_hand) is None

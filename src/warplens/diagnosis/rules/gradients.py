@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Unused:
     share: Float64s  #: share of each piece of work that makes them
     gradients: int  #: their count, summed over the backward passes of the window
     numbers_share: float | None  #: their numbers over those of all gradients; None if sizes are not recorded
+    inputs: bool = False  #: whether the others are gradients of inputs, which the program reads itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,33 @@ class _Pass:
     ends: Int64s
     numbers: Int64s  #: size of each gradient
     unused: Float64s  #: share of gradients of that size that no optimizer takes
+    inputs: bool  #: whether no optimizer runs, and the program reads gradients of its inputs
+
+
+_OF_WEIGHTS: Final = (
+    Remedy(
+        "Run what is not trained without gradients",
+        "backbone.requires_grad_(False)  # what is not trained; gradients still pass through it\n"
+        "# only if nothing before it is trained either (prompts, adapters, a generator):\n"
+        "with torch.no_grad(): features = backbone(x)  # a frozen backbone, a teacher, a reference model\n"
+        "critic(fake.detach())  # only if this loss does not train the part before it",
+        "its backward pass goes away, and the memory of its activations",
+    ),
+    Remedy(
+        "Or train it",
+        "# if these weights should be trained, the optimizer lacks them:\n"
+        "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
+        "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
+        "the same time, and weights that change",
+    ),
+)
+_OF_INPUTS: Final = (
+    Remedy(
+        "Ask only for the gradients that are read",
+        "(slope,) = torch.autograd.grad(loss, x)  # instead of loss.backward() and x.grad\n"
+        "model.requires_grad_(False)  # or once, before the first step",
+    ),
+)
 
 
 class UnusedGradients(StructureRule):
@@ -65,7 +94,8 @@ class UnusedGradients(StructureRule):
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
         "in a trace with shapes, at least a tenth of the gradients, and of their numbers or (behind the last one that "
-        "is taken) the time, is handed to parameters that the following optimizer passes do not take; without shapes, "
+        "is taken) the time, is handed to parameters that the following optimizer passes do not take, or, without an "
+        "optimizer, the program goes on with the gradient of an input alone; without shapes, "
         "each backward pass adds all its gradients, or those of a part of the network, to those of the last step; and "
         "it costs 2 %"
     )
@@ -75,6 +105,7 @@ class UnusedGradients(StructureRule):
     )
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass computes gradients that no optimizer takes"
+    inputs_title: ClassVar = "The backward pass computes gradients of all weights, though only those of inputs are read"
     evidence: ClassVar = {
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
@@ -121,10 +152,11 @@ class UnusedGradients(StructureRule):
 
     @remembered
     def _unused(self, facts: Facts) -> Unused | None:
-        if facts.program.labelled("communication").any():
+        communication = facts.program.labelled("communication")
+        if (communication & ~facts.program.marked("unsharded")).any():
             return None  # another rank's optimizer may take these gradients
         passes = _passes(facts)
-        if not passes:
+        if not passes and not communication.any():
             return self._never_cleared(facts) or self._part_never_cleared(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
@@ -158,7 +190,7 @@ class UnusedGradients(StructureRule):
                 return None
         if not share.any():
             return None
-        return Unused(share, round(gradients), unused / numbers)
+        return Unused(share, round(gradients), unused / numbers, inputs=any(each.inputs for each in passes))
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
@@ -293,23 +325,8 @@ class UnusedGradients(StructureRule):
                 "unused_numbers_share": found.numbers_share,
             },
             bound_ns=time_of(facts.program, found.share > 0) + facts.idle_ns,
-            remedies=(
-                Remedy(
-                    "Run what is not trained without gradients",
-                    "backbone.requires_grad_(False)  # what is not trained; gradients still pass through it\n"
-                    "# only if nothing before it is trained either (prompts, adapters, a generator):\n"
-                    "with torch.no_grad(): features = backbone(x)  # a frozen backbone, a teacher, a reference model\n"
-                    "critic(fake.detach())  # only if this loss does not train the part before it",
-                    "its backward pass goes away, and the memory of its activations",
-                ),
-                Remedy(
-                    "Or train it",
-                    "# if these weights should be trained, the optimizer lacks them:\n"
-                    "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
-                    "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
-                    "the same time, and weights that change",
-                ),
-            ),
+            title=self.inputs_title if found.inputs else "",
+            remedies=_OF_INPUTS if found.inputs else _OF_WEIGHTS,
         )
 
 
@@ -321,18 +338,15 @@ def _passes(facts: Facts) -> list[_Pass]:
     inside = (pl.col("start_ns") >= window.start_ns) & (pl.col("start_ns") < window.end_ns)
     ranges = trace.ranges.with_row_index("row").filter(inside).with_columns(pl.col("name").cast(pl.String))
     optimizing = ranges.filter(pl.col("name").str.starts_with(_OPTIMIZES)).sort("start_ns")
-    if optimizing.is_empty():
-        return []
     shapes = trace.operators.select(
         pl.col("range").cast(pl.UInt32).alias("row"), pl.col("input_shapes").cast(pl.String).alias("shapes")
     )
     operators = ranges.join(shapes, on="row").sort("start_ns")
-    handed = operators.filter(pl.col("name") == _ACCUMULATES)
-    thread = optimizing["thread"][0]
-    handed = handed.filter(pl.col("thread") != thread)
-    if handed.is_empty():
+    if optimizing.is_empty() and facts.program.optimizing.any():
+        return []  # an optimizer that was not recorded
+    handed, main = _by_thread(operators, optimizing)
+    if handed.is_empty() or main.is_empty():
         return []
-    main = operators.filter((pl.col("thread") == thread) & pl.col("name").str.starts_with("aten::"))
     elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()])
     starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
     # While a backward pass runs, the thread that called it does nothing else.
@@ -356,13 +370,15 @@ def _passes(facts: Facts) -> list[_Pass]:
         numbers = np.array([math.prod(shape) for shape in shapes_of_pass], dtype=np.int64)
         blocks = sum(blocks_by[index] for index in following)
         if any(shape in taken for shape in counts):
-            unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in shapes_of_pass])
+            unused = _without(shapes_of_pass, taken)
         elif blocks:
             # The sizes of lists were not recorded; a block goes over `OF_A_BLOCK` numbers of one tensor.
             of_each = -(-numbers // OF_A_BLOCK)
             left = np.cumsum(of_each[::-1])[::-1]
             tail = left == left[0] - blocks  # what ran first, such as a frozen encoder, gets its gradients last
             unused = np.cumsum(tail, dtype=np.float64) if tail.any() else _untaken(numbers, of_each, round(blocks))
+        elif optimizing.is_empty() and (read := _read_after(main, int(ends[stop - 1])) & set(shapes_of_pass)):
+            unused = np.array([float(shape not in read) for shape in shapes_of_pass])
         else:
             continue  # an optimizer of flat copies, or one that was not recorded
         next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
@@ -378,9 +394,68 @@ def _passes(facts: Facts) -> list[_Pass]:
                 ends[first:stop],
                 numbers,
                 unused,
+                optimizing.is_empty(),
             )
         )
     return passes
+
+
+def _by_thread(operators: pl.DataFrame, optimizing: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Accumulations of gradients by autograd's thread, and operators of the thread that calls it."""
+    handed = operators.filter(pl.col("name") == _ACCUMULATES)
+    callers = optimizing if optimizing.height else operators.filter(~pl.col("thread").is_in(handed["thread"].implode()))
+    is_caller = pl.col("thread") == callers["thread"].mode().min()
+    return handed.filter(~is_caller), operators.filter(is_caller & pl.col("name").str.starts_with("aten::"))
+
+
+def _without(shapes: Sequence[tuple[int, ...]], taken: Counter[tuple[int, ...]]) -> Float64s:
+    """Share of each gradient that is not taken; shape (gradients,).
+
+    The gradients of a part of a network, such as its head, are handed over one after the other. If a single sequence
+    has the sizes that are taken, it is the one; otherwise, the gradients of a size have equal shares.
+
+    Args:
+        shapes: of the gradients, in the order in which they are handed over.
+        taken: how many of each shape are taken.
+    """
+    counts = Counter(shapes)
+    wanted = +Counter({shape: min(taken[shape], count) for shape, count in counts.items()})
+    length, missing, begins = wanted.total(), Counter(wanted), []
+    for place, shape in enumerate(shapes):
+        missing[shape] -= 1
+        if place >= length:
+            missing[shapes[place - length]] += 1
+        if place >= length - 1 and not any(missing.values()):
+            begins.append(place - length + 1)
+    if len(begins) == 1:
+        unused = np.ones(len(shapes))
+        unused[begins[0] : begins[0] + length] = 0.0
+        return unused
+    return np.array([1 - wanted[shape] / counts[shape] for shape in shapes])
+
+
+#: Operators that neither compute nor copy, and those with which the next forward pass begins.
+_VIEWING: Final = re.compile(
+    r"aten::(detach|view|reshape|t|transpose|permute|as_strided|expand|slice|select|alias|unsqueeze|squeeze|empty\w*)$"
+)
+_BEGINS_FORWARD: Final = re.compile(
+    r"aten::(linear|\w*mm|matmul|\w*conv\w*|embedding\w*|\w*norm|scaled_dot_product\w*)$"
+)
+#: Most operators after a backward pass that may read a gradient of an input.
+_MOST_READING: Final = 64
+
+
+def _read_after(main: pl.DataFrame, end: int) -> set[tuple[int, ...]]:
+    """Shapes that the program computes with between the end of a backward pass and its next forward pass."""
+    read: set[tuple[int, ...]] = set()
+    following = main.filter(pl.col("start_ns") >= end).sort("start_ns").head(_MOST_READING)
+    for name, text in following.select("name", "shapes").iter_rows():
+        if _BEGINS_FORWARD.match(name):
+            break
+        if text is not None and not _VIEWING.match(name):
+            inputs = [part for part in json.loads(text) if isinstance(part, list) and part]
+            read.update(tuple(part) for part in inputs if not isinstance(part[0], list))
+    return read
 
 
 #: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages
