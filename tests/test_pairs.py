@@ -329,3 +329,16 @@ def test_tensors_of_an_adapter_that_are_sent_one_by_one_are_one_cause(source: st
     assert "tensors of a set" in first["title"].lower()
     assert first["expected"] == pytest.approx(2.21, rel=0.1)
     assert first["remedies"][0]["action"].startswith("Keep on the GPU what is used")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_decoder_outside_of_autocast_is_a_part_that_was_left_out(source: str) -> None:
+    """Its convolutions run in TF32; in 16 bits, as the rest, a step was timed at 1.39 times."""
+    path = next(each for each in pairs() if each.name == "field_boundary_training").path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == "precision"
+    assert "left out of mixed precision" in first["title"]
+    low, high = first["expected_interval"]
+    assert low < 1.39 < high < first["bound"]
+    assert first["expected"] == pytest.approx(1.39, rel=0.1)

@@ -1367,7 +1367,6 @@ TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_wa
     ("others", "found"),
     [
         ((), True),
-        ((BF16_GEMM,), False),  # mixed precision
         ((TF32_GEMM,) * 5, False),  # TF32 of products is a choice
     ],
 )
@@ -1387,6 +1386,35 @@ def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrow
     if found:
         assert diagnosis.findings[0].expected == pytest.approx(1 / 0.6, rel=0.05)
         assert "TF32" not in diagnosis.findings[0].remedies[0].action
+
+
+@pytest.mark.parametrize(
+    ("narrow", "part", "found"),
+    [
+        (8, 8, True),
+        (8, 0, False),  # no such part
+        (40, 1, False),  # a head in fp32, of a few percent
+        (0, 8, False),  # TF32 is the format of the whole program
+    ],
+)
+def test_products_in_tf32_are_left_out_of_mixed_precision_where_others_have_16_bits(
+    narrow: int, part: int, found: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(300 * US, times=narrow)
+        for _ in range(part):
+            machine.launch(300 * US, TF32_GEMM)
+            machine.launch(100 * US, LAYER_NORM)
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "precision") is found
+    if found:
+        first = diagnosis.findings[0]
+        assert "left out of mixed precision" in first.title
+        # Half of the passes, and of the products' time what twice the peak saves.
+        assert first.expected == pytest.approx(700 / (300 + 300 / 2 / 0.9375 + 50), rel=0.02)
+        assert first.bound is not None
+        assert first.bound > first.expected
 
 
 def test_products_in_32_bits_among_those_in_16_take_their_casts_with_them() -> None:
