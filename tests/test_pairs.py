@@ -329,3 +329,46 @@ def test_tensors_of_an_adapter_that_are_sent_one_by_one_are_one_cause(source: st
     assert "tensors of a set" in first["title"].lower()
     assert first["expected"] == pytest.approx(2.21, rel=0.1)
     assert first["remedies"][0]["action"].startswith("Keep on the GPU what is used")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_decoder_outside_of_autocast_is_a_part_that_was_left_out(source: str) -> None:
+    """Its convolutions run in TF32; in 16 bits, as the rest, a step was timed at 1.39 times."""
+    path = next(each for each in pairs() if each.name == "field_boundary_training").path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == "precision"
+    assert "left out of mixed precision" in first["title"]
+    low, high = first["expected_interval"]
+    assert low < 1.39 < high < first["bound"]
+    assert first["expected"] == pytest.approx(1.39, rel=0.1)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("contract_clause_reading", "memory-bandwidth"), ("nearest_code_by_differences", "unfused-chain")],
+)
+def test_terms_that_are_multiplied_and_summed_through_memory_are_a_product(name: str, found: str, source: str) -> None:
+    """A product of matrices was timed at 10.3 times, and distances by one at 3.3."""
+    pair = next(each for each in pairs() if each.name == name)
+    path, measured = pair.path(source), pair.ratio
+    assert path is not None
+    assert measured is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert (first["id"], first["remedies"][0]["action"]) == (found, "Let a product of matrices sum up")
+    assert first["expected"] == pytest.approx(measured.median, rel=0.2)
+    low, high = first["expected_interval"]
+    assert low < measured.median < high < first["bound"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_branches_that_were_never_merged_are_folded_first(source: str) -> None:
+    """Convolutions with a norm each, added up; merged, a step was timed at 1.41 times."""
+    path = next(each for each in pairs() if each.name == "phone_photo_tagging").path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert (first["id"], first["severity"]) == ("unfused-chain", "warning")
+    assert first["remedies"][0]["action"] == "Fold norms into the convolutions before them"
+    low, high = first["expected_interval"]
+    assert low < 1.41 < high < first["bound"]

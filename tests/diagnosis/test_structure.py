@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
 import pytest
 
-from tests.analysis.builders import copy, kernel, launch
+from tests.analysis.builders import call, copy, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
 from tests.diagnosis.programs import judged, verdict
@@ -1367,7 +1368,6 @@ TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_wa
     ("others", "found"),
     [
         ((), True),
-        ((BF16_GEMM,), False),  # mixed precision
         ((TF32_GEMM,) * 5, False),  # TF32 of products is a choice
     ],
 )
@@ -1387,6 +1387,35 @@ def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrow
     if found:
         assert diagnosis.findings[0].expected == pytest.approx(1 / 0.6, rel=0.05)
         assert "TF32" not in diagnosis.findings[0].remedies[0].action
+
+
+@pytest.mark.parametrize(
+    ("narrow", "part", "found"),
+    [
+        (8, 8, True),
+        (8, 0, False),  # no such part
+        (40, 1, False),  # a head in fp32, of a few percent
+        (0, 8, False),  # TF32 is the format of the whole program
+    ],
+)
+def test_products_in_tf32_are_left_out_of_mixed_precision_where_others_have_16_bits(
+    narrow: int, part: int, found: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(300 * US, times=narrow)
+        for _ in range(part):
+            machine.launch(300 * US, TF32_GEMM)
+            machine.launch(100 * US, LAYER_NORM)
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "precision") is found
+    if found:
+        first = diagnosis.findings[0]
+        assert "left out of mixed precision" in first.title
+        # Half of the passes, and of the products' time what twice the peak saves.
+        assert first.expected == pytest.approx(700 / (300 + 300 / 2 / 0.9375 + 50), rel=0.02)
+        assert first.bound is not None
+        assert first.bound > first.expected
 
 
 def test_products_in_32_bits_among_those_in_16_take_their_casts_with_them() -> None:
@@ -1786,3 +1815,158 @@ def test_products_that_take_far_longer_than_their_weights_are_not_bound_by_readi
     assert ("bound by reading" in finding.title) == reads
     assert any("Quantize" in remedy.action for remedy in finding.remedies) == reads
     assert (finding.evidence["at_peak_share"] > 0.2) == reads
+
+
+MUL = "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, MulFunctor>>(i)"
+SPREAD_MUL = (
+    "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl_nocast<BinaryFunctor<float, float, float, MulFunctor>>"
+)
+SPREAD_SUB = "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<float>>"
+SQUARE = "void at::native::vectorized_elementwise_kernel<4, at::native::pow_tensor_scalar_kernel_impl<float>>(int)"
+SUM = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, func_wrapper_t<float, sum_functor<float>>>>(i)"
+)
+ROUND = "void at::native::vectorized_elementwise_kernel<4, at::native::round_kernel_cuda>(int)"
+
+Told = tuple[str, list[list[int]], str, int]
+
+
+def told(work: Sequence[Told], *, shapes: bool = True) -> Diagnosis:
+    """What is said about steps of operators (name, shapes), each of which launches a kernel of so many µs."""
+    kernels, calls, ranges, now, busy = [], [], [], 0, 0
+    for _ in range(4):
+        began = now
+        for name, sizes, full_name, length in work:
+            number = len(kernels) + 1
+            if shapes:
+                ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(sizes)))
+            calls.append(launch(now + US, now + 2 * US, number))
+            begin = max(now + 4 * US, busy)
+            busy = begin + length * US
+            # PyTorch's plain kernels have two numbers per thread of 128, others are large enough for all.
+            plain = full_name in (SPREAD_MUL, SPREAD_SUB)
+            grid = (math.prod(sizes[0]) // 256 if plain else 1056, 1, 1)
+            row = kernel(begin, busy, "k", correlation=number, full_name=full_name, grid=grid, block=(128, 1, 1))
+            kernels.append(row)
+            now += 5 * US
+        calls.append(call(now, busy, "cudaStreamSynchronize"))
+        now = busy + US
+        ranges.append(annotation(began, now, "step"))
+    profile = program(kernels, calls, ranges).trace
+    return judged(replace(profile, capture=replace(profile.capture, devices=(H200,))))
+
+
+ROWS, COLUMNS, TERMS = [4096, 1, 64], [1, 4096, 64], [4096, 4096, 64]
+PRODUCT: Told = ("aten::mm", [[4096, 64], [64, 4096]], BF16_GEMM, 400)
+
+
+@pytest.mark.parametrize(
+    ("work", "found"),
+    [
+        ([("aten::mul", [ROWS, COLUMNS], SPREAD_MUL, 2700), ("aten::sum", [TERMS, []], SUM, 1300)], True),
+        (
+            [
+                ("aten::sub", [ROWS, COLUMNS], SPREAD_SUB, 2700),
+                ("aten::pow", [TERMS, []], SQUARE, 2000),
+                ("aten::sum", [TERMS, []], SUM, 1300),
+            ],
+            True,
+        ),
+        # A scale of activations reads as many numbers as it writes.
+        (
+            [
+                ("aten::native_layer_norm", [TERMS], LAYER_NORM, 1300),
+                ("aten::mul", [TERMS, [4096, 4096, 1]], SPREAD_MUL, 2700),
+                ("aten::sum", [TERMS, []], SUM, 1300),
+            ],
+            False,
+        ),
+        # No product has a rounded term.
+        (
+            [
+                ("aten::mul", [ROWS, COLUMNS], SPREAD_MUL, 2700),
+                ("aten::round", [TERMS], ROUND, 2000),
+                ("aten::sum", [TERMS, []], SUM, 1300),
+            ],
+            False,
+        ),
+        # Sums of differences are differences of sums.
+        ([("aten::sub", [ROWS, COLUMNS], SPREAD_SUB, 2700), ("aten::sum", [TERMS, []], SUM, 1300)], False),
+    ],
+)
+def test_terms_of_a_product_that_go_through_memory_are_told(work: list[Told], found: bool) -> None:
+    diagnosis = told([PRODUCT, *work])
+    titles = [finding.title for finding in diagnosis.findings]
+    assert any("terms of a product" in title for title in titles) is found
+    if found:
+        first = diagnosis.findings[0]
+        assert (first.id, first.remedies[0].action) == ("unfused-chain", "Let a product of matrices sum up")
+        passes = sum(length for *_, length in work)
+        assert first.expected == pytest.approx((passes + 400) / (0.04 * passes + 400), rel=0.02)
+        assert first.bound is not None
+        assert first.bound > first.expected
+
+
+def test_terms_are_memory_traffic_in_a_program_without_other_products() -> None:
+    work = [("aten::mul", [ROWS, COLUMNS], SPREAD_MUL, 2700), ("aten::sum", [TERMS, []], SUM, 1300)]
+    first = told([*work, ("aten::relu", [[4096, 4096]], GELU, 200)]).findings[0]
+    assert (first.id, first.remedies[0].action) == ("memory-bandwidth", "Let a product of matrices sum up")
+    assert first.expected == pytest.approx(4200 / (0.04 * 4000 + 200), rel=0.02)
+
+
+def test_a_product_of_short_vectors_writes_a_good_part_of_its_terms() -> None:
+    """Of three terms each: the sums alone are a third as many numbers."""
+    first, second, terms = [8192, 1, 3], [1, 8192, 3], [8192, 8192, 3]
+    work = [("aten::mul", [first, second], SPREAD_MUL, 500), ("aten::sum", [terms, []], SUM, 500)]
+    finding = told([PRODUCT, *work]).finding("unfused-chain")
+    assert finding.expected == pytest.approx(1400 / (400 + 500 / 3), rel=0.02)
+
+
+@pytest.mark.parametrize(("others", "found"), [([1024, 64], True), ([4096, 4096, 64], False)])
+def test_without_shapes_terms_are_known_by_their_number(others: list[int], found: bool) -> None:
+    """Activations are as large as what is made of them; terms are far more numbers than anything else."""
+    work = [
+        ("aten::add", [others], SPREAD_SUB, 2700),
+        ("aten::mm", [others], BF16_GEMM, 500),
+        ("aten::mul", [TERMS], SPREAD_MUL, 2700),
+        ("aten::sum", [TERMS], SUM, 1300),
+    ]
+    finding = told(work, shapes=False).finding("unfused-chain")
+    assert (finding is not None and "terms of a product" in finding.title) is found
+
+
+EVAL_NORM = (
+    "void at::native::batch_norm_transform_input_channels_last_kernel<c10::BFloat16, float, c10::BFloat16, 4>(int)"
+)
+
+
+@pytest.mark.parametrize(
+    ("branches", "trains", "gain"),
+    [
+        (1, False, 400 / 300),
+        (2, False, 800 / 300),
+        (1, True, None),  # its statistics change
+    ],
+)
+def test_norms_of_inference_are_part_of_the_convolutions_before_them(
+    branches: int, trains: bool, gain: float | None
+) -> None:
+    """Branches that end in norms are one convolution, too: with two, a convolution, two norms and two sums go."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            for _ in range(branches):
+                machine.launch(200 * US, CONVOLUTION)
+                if trains:
+                    machine.launch(50 * US, BATCH_NORM)
+                machine.launch(100 * US, EVAL_NORM)
+                if branches > 1:
+                    machine.launch(50 * US, ADD)
+            machine.launch(100 * US, GELU)
+
+    finding = verdict(step).finding("unfused-chain")
+    folded = finding is not None and "Fold norms" in finding.remedies[0].action
+    assert folded is (gain is not None)
+    if gain is not None:
+        assert verdict(step).verdict == "unfused-chain"
+        assert finding.expected == pytest.approx(gain, rel=0.03)

@@ -84,6 +84,13 @@ MARKS: Final = {
     "filling": r"FillFunctor",
     "clearing": r"ZeroFunctor|foreach_zero",
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",
+    # What makes the terms of a sum of products, and the sums: of squares, for norms.
+    "multiplying": r"(?:Mul|Div)Functor|pow_tensor_scalar|neg_kernel|masked_fill_kernel",
+    "summing-up": r"reduce_kernel.*(?:sum_functor|NormTwoOps)",
+    # Batch norms with statistics of training, and those that work out statistics.
+    "inferring-norm": r"batch_norm_(?:transform_input|elemt)|bn_fw_inf",
+    "batch-statistics": r"batch_norm_collect_statistics|bn_fw_tr",
+    "adding-a-number": r"CUDAFunctorOnSelf_add<",
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
     # Collectives of programs whose ranks update all parameters that they have: none is gathered or scattered.

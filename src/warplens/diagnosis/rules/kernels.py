@@ -14,6 +14,7 @@ from warplens.analysis.frames import number
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
@@ -84,9 +85,11 @@ class MemoryBandwidth(Rule):
     cause = "memory traffic of kernels"
     raised_when = "it costs 2 %. Informational unless such kernels take two thirds of the time"
     claimed = (
-        "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass could save"
+        "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass could save; "
+        "nearly all of passes that make the terms of a product of matrices and sum them up"
     )
     headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
+    headlines: ClassVar = {TERMS_TITLE: TERMS_HEADLINE}
     measured_title: ClassVar = "The GPU is busy with kernels that move data through memory rather than compute"
     inferred_title: ClassVar = f"{measured_title} (inferred from their kind)"
     evidence: ClassVar = {
@@ -114,7 +117,11 @@ class MemoryBandwidth(Rule):
         products = facts.own_ns_having("label", *PRODUCTS)
         inferred = products < self.least_products_share * facts.wall_ns
         measured = facts.work["bound"].is_not_null().to_numpy()
-        return np.where(measured | inferred, _fusible(facts), 0.0) if inferred or measured.any() else None
+        if not inferred and not measured.any():
+            return None
+        saved, terms = _fusible(facts), contracted(facts)
+        saved = np.where((terms > 0) & inferred, terms, saved)
+        return np.where(measured | inferred, saved, 0.0)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -131,10 +138,23 @@ class MemoryBandwidth(Rule):
         dominates = share >= facts.thresholds.bandwidth_share
         confidence: Confidence = "high" if measured else "medium" if dominates else "low"
         shares = facts.work["bound_share"].filter(moving).drop_nulls()
+        claimed = claims.busy_ns(self.id)
+        of_terms = int(claims.of_work(self.id).to_numpy() @ (contracted(facts) > 0))
+        is_terms = 2 * of_terms > claimed
+        fused = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True) if is_terms else 1.0
+        fusing = Remedy(
+            "Fuse chains of elementwise work",
+            "model = torch.compile(model)\n"
+            "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
+            "# F.gelu(x, approximate='tanh'), F.cross_entropy"
+            if _is_network(facts)
+            else "step = torch.compile(step)  # the function that launches them",
+            f"{GAIN}: one pass over the data instead of several",
+        )
         return self.raised(
             facts,
-            claims.busy_ns(self.id),
-            title=self.measured_title if measured else self.inferred_title,
+            of_terms if is_terms else claimed,
+            title=first_of((is_terms, TERMS_TITLE), (measured, self.measured_title), default=self.inferred_title),
             confidence=confidence,
             evidence={
                 "memory_kernels_ns": time,
@@ -145,15 +165,8 @@ class MemoryBandwidth(Rule):
             },
             where=kernel_names(facts, facts.work["own_ns"] * moving),
             remedies=(
-                Remedy(
-                    "Fuse chains of elementwise work",
-                    "model = torch.compile(model)\n"
-                    "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
-                    "# F.gelu(x, approximate='tanh'), F.cross_entropy"
-                    if _is_network(facts)
-                    else "step = torch.compile(step)  # the function that launches them",
-                    f"{GAIN}: one pass over the data instead of several",
-                ),
+                ONE_PRODUCT if is_terms else None,
+                bringing(fusing, Gain(fused, fused, fused), self.model) if is_terms else fusing,
                 Remedy(
                     "Move fewer bytes",
                     # Autocast narrows products only; what lies between them follows their format.

@@ -13,7 +13,7 @@ import polars as pl
 from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
@@ -43,8 +43,8 @@ def tensor_core_factor(facts: Facts, wide: str = "fp32") -> float | None:
     None if the profile describes no GPU.
 
     Args:
-        wide: present format: `fp32` on vector units, or `fp32-tensor` or `fp64-tensor`, for which vector units count if
-            there are no such tensor cores.
+        wide: present format: `fp32` on vector units, `tf32`, or `fp32-tensor` or `fp64-tensor`, for which vector units
+            count if there are no such tensor cores.
     """
 
     def factor(rates: Mapping[str, float]) -> float:
@@ -83,6 +83,15 @@ _OTHER_SHAPES: Final = (
         "# channels in multiples of 8: pad the three of an image to eight",
         "tensor cores, if the library then takes another kernel",
     ),
+)
+
+#: For a part of a program that is in 16 bits otherwise.
+_AS_THE_REST: Final = Remedy(
+    "Compute in bfloat16 there, as in the rest",
+    "with torch.autocast('cuda', dtype=torch.bfloat16): scores = decoder(features)\n"
+    "# no enabled=False and no .float() around layers: autocast keeps norms, softmax and losses in fp32 by itself\n"
+    "# inference: decoder.to(torch.bfloat16), as the other parts",
+    f"{GAIN}: products at twice the rate of TF32, and half the memory traffic between them",
 )
 
 #: Formats by GPU: TF32 and bfloat16 need compute capability 8.0, fp16 on tensor cores 7.0.
@@ -167,14 +176,14 @@ class Precision(Rule):
     model = "products"
     question = "Do matrix products use a format that the tensor cores do not support?"
     limiter = "matrix products in a format that bypasses the tensor cores"
-    cause = "matrix products off the tensor cores"
+    cause = "matrix products off the tensor cores, or in TF32 where others have 16 bits"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
         "the time that fp32 products on vector units or AMD's matrix units, and float64 products of a program with "
         "norms, softmax or an optimizer, would save at 0.55 of the ratio of the peaks (for a ratio below 5: 0.94 of "
         "it, and 3.4 % of the time for casts); if these are most products, half of the passes over "
-        "32-bit numbers, a quarter in training; if other products have 16 bits, half of the passes around these "
-        "products, and the casts in between"
+        "32-bit numbers, a quarter in training; if other products have 16 bits, also what products in TF32 would save, "
+        "half of the passes around these products, and the casts in between"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
@@ -182,7 +191,12 @@ class Precision(Rule):
     narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
+    part_title: ClassVar = (
+        "A part of the network is left out of mixed precision: its products run in TF32, at half the rate of 16 bits"
+    )
     headlines: ClassVar = {
+        part_title: "Limited by a part of the network outside of mixed precision: bfloat16 there could save {share} "
+        "of the time",
         default_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the "
         "work in between",
         narrow_title: "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} "
@@ -198,6 +212,8 @@ class Precision(Rule):
         "products_share": "of the window",
         "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
         "tf32_gain_factor": "modelled gain of TF32 alone, if that is a remedy",
+        "left_out_ns": "products in TF32 of a program that has others in 16 bits",
+        "left_out_of_products_share": "of all products",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -257,8 +273,8 @@ class Precision(Rule):
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Share of products on vector units, and of passes, that the fastest narrower format could save."""
-        off, default = off_tensor_cores(facts), self._by_default(facts)
-        if not off.any() and not default.any():
+        off, default, part = off_tensor_cores(facts), self._by_default(facts), self._left_out(facts)
+        if not off.any() and not default.any() and not part.any():
             return None
         doubles = _doubles(facts)
         share = np.zeros(len(off))
@@ -267,6 +283,7 @@ class Precision(Rule):
         for which, wide in kinds:
             factor = tensor_core_factor(facts, wide) or _LEAST_FACTOR
             share[which] = 1 - self._left(factor, casts=not self._mixed(facts))
+        share[part] = 1 - self._left(tensor_core_factor(facts, "tf32") or _LEAST_FACTOR, casts=facts.trains)
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.products
         if 2 * time_of(facts.program, off) > time_of(facts.program, products):
@@ -287,7 +304,7 @@ class Precision(Rule):
         share = np.zeros(facts.work.height)
         casts = program.in_order(program.labelled("copy-cast"))
         wide = program.in_order(program.passes & program.having("precision", "fp32")) & ~casts
-        off = program.in_order(off_tensor_cores(facts))
+        off = program.in_order(off_tensor_cores(facts) | self._left_out(facts))
         for direction in (1, -1):
             places = np.flatnonzero(off)
             for _ in range(int(self.reach)):
@@ -350,6 +367,18 @@ class Precision(Rule):
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)
 
+    @remembered
+    def _left_out(self, facts: Facts) -> Bools:
+        """Products in TF32 of a program that has others in 16 bits: a part that autocast left out.
+
+        Tensor cores multiply TF32 at half the rate, and all that lies between such products has 32 bits.
+        """
+        program = facts.program
+        if not self._mixed(facts):
+            return np.zeros(facts.work.height, dtype=np.bool_)
+        tf32 = program.products & program.having("precision", "tf32") & ~program.marked("depthwise")
+        return np.asarray(tf32, dtype=np.bool_)
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.busy_ns(self.id)
@@ -360,19 +389,22 @@ class Precision(Rule):
         off = off_tensor_cores(facts)
         by_default = time_of(facts.program, default) > time_of(facts.program, off)
         wide = time_of(facts.program, off)
+        left_out = time_of(facts.program, self._left_out(facts))
+        is_part = left_out > wide
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
         doubles = time_of(facts.program, _doubles(facts) & off) > wide / 2
         units = 2 * time_of(facts.program, _on_matrix_units(facts) & off) > wide
-        peak = "fp64-tensor" if doubles else "fp32-tensor" if units else "fp32"
+        peak = first_of((is_part, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
         factor = tensor_core_factor(facts, peak)
         narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
         is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
-        tf32 = None if doubles or by_default or narrow else self._by_tf32(facts, claims)
+        tf32 = None if doubles or by_default or narrow or is_part else self._by_tf32(facts, claims)
         return self.raised(
             facts,
             claimed,
             title=first_of(
+                (is_part, self.part_title),
                 (doubles, "A network computes in float64"),
                 (by_default, self.default_title),
                 (narrow, self.narrow_title),
@@ -382,15 +414,19 @@ class Precision(Rule):
             confidence="high" if is_sure and not by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
-                "off_tensor_cores_ns": wide,
-                "off_tensor_cores_share": wide / facts.wall_ns,
-                "of_products_share": wide / products if products else None,
+                "off_tensor_cores_ns": None if is_part else wide,
+                "off_tensor_cores_share": None if is_part else wide / facts.wall_ns,
+                "of_products_share": wide / products if products and not is_part else None,
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
                 "tf32_gain_factor": tf32.expected if tf32 is not None else None,
+                "left_out_ns": left_out or None,
+                "left_out_of_products_share": left_out / products if left_out else None,
             },
-            where=kernel_names(facts, claims.of_work(self.id)),
-            remedies=_OTHER_SHAPES
+            where=self._places(facts, claims) if is_part else kernel_names(facts, claims.of_work(self.id)),
+            remedies=(_AS_THE_REST,)
+            if is_part
+            else _OTHER_SHAPES
             if narrow and not by_default
             else (
                 _NO_DOUBLES if doubles else None,
@@ -403,10 +439,18 @@ class Precision(Rule):
             # Passes move two bytes per number instead of four or eight.
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
             + int((0.8 if doubles else 0.6) * passes)
-            + int(0.6 * time_of(facts.program, default & facts.program.products)),
+            + int(0.6 * time_of(facts.program, default & facts.program.products))
+            + int(0.6 * left_out),
             on_gpu=True,
             claims=claims,
         )
+
+    def _places(self, facts: Facts, claims: Claims) -> tuple[str, ...]:
+        """Modules, ranges or operators of the claimed products and passes; kernels if a range is all of the step."""
+        pieces = claims.pieces(self.id)
+        ranges = range_names(facts, facts.work["range"], pieces)
+        ranges = ranges if ranges != (facts.timeline.steps.name,) else ()
+        return facts.program.places(pieces) or ranges or kernel_names(facts, claims.of_work(self.id))
 
 
 def _tf32_is_faster(facts: Facts) -> bool:

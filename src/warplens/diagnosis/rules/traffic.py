@@ -13,10 +13,12 @@ import polars as pl
 
 from warplens.analysis.frames import sums_between
 from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.folds import folded
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import Limit, bringing, first_of, remembered
+from warplens.diagnosis.rule import Limit, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -32,12 +34,14 @@ class UnfusedChain(StructureRule):
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products; or inference "
-        "casts or copies operands anew before each product; or each layer makes its attention mask anew; and it costs "
-        "2 %. A warning from 1.10×; for a loss, from 1.25×; informational if chains take as much in healthy programs"
+        "casts or copies operands anew before each product; or each layer makes its attention mask anew; or broadcast "
+        "tensors are multiplied, or subtracted and squared, into far more numbers, which are summed up; or batch norms "
+        "of inference, which convolutions could include, take a tenth of the time; and it costs 2 %. A warning from "
+        "1.10×; for a loss, from 1.25×; informational if chains take as much in healthy programs"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
-        "of the casts and copies that make operands of products"
+        "of the casts and copies that make operands of products, and nearly all of the passes over terms of a product"
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
     loss_title: ClassVar = "The loss makes a separate pass over all scores for each operation"
@@ -45,7 +49,11 @@ class UnfusedChain(StructureRule):
     operands_title: ClassVar = "Operands of products are made anew each time, which takes longer than the products"
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     masks_title: ClassVar = "Each layer makes its attention mask or bias anew, in passes over all queries and keys"
+    folded_title: ClassVar = "Batch norms of inference make passes of their own after the convolutions"
     headlines: ClassVar = {
+        folded_title: "Limited by passes between convolutions: folding norms into them and fusing the rest could save "
+        "{share} of the time",
+        TERMS_TITLE: TERMS_HEADLINE,
         masks_title: "Limited by attention masks that each layer makes anew: making them once could save {share} of "
         "the time",
         casts_title: "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
@@ -108,6 +116,7 @@ class UnfusedChain(StructureRule):
     least_loss_share = Limit(
         0.15, "Losses over vocabularies of 50,000 words take up to a tenth of training steps with little to fix."
     )
+    least_folded_share = Limit(0.1, "Norms that take less gain less than a warning needs when they are folded.")
     of_a_loss_share = Limit(
         0.1, "A cast of the scores takes a third of their log-softmax's time; work on labels, a thousandth."
     )
@@ -128,9 +137,10 @@ class UnfusedChain(StructureRule):
         program = facts.program
         masks = self._masks(facts)
         share = np.maximum(np.maximum(self._casts(facts), self._copies(facts)), self._losses(facts))
+        share = np.maximum(share, np.maximum(self._terms(facts), self._folded(facts)))
         share = np.where(masks > 0, masks, share)
         operands = share > 0
-        if time_of(program, program.products) < self.least_products_share * facts.wall_ns:
+        if not self._has_products(facts):
             return share
         if self._of_limit(facts) < (1 if operands.any() or self._compiled_in_parts(facts) else self.informs_share):
             return share
@@ -264,6 +274,26 @@ class UnfusedChain(StructureRule):
         share[after_counting[program.own_ns[after_counting] > longest]] = 1 - facts.steps / len(making)
         return share if self._are_many(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
 
+    def _has_products(self, facts: Facts) -> bool:
+        """Whether enough of the time goes into products."""
+        program = facts.program
+        return time_of(program, program.products) >= self.least_products_share * facts.wall_ns
+
+    def _terms(self, facts: Facts) -> Float64s:
+        """Share saved of passes over the terms of a product, in a program with other products."""
+        return contracted(facts) if self._has_products(facts) else np.zeros(facts.work.height)
+
+    @remembered
+    def _folded(self, facts: Facts) -> Float64s:
+        """Share saved of norms, and of branches, that could be part of convolutions, if they take enough time.
+
+        Chains that take more than in healthy programs are told as such.
+        """
+        share = folded(facts)
+        saved_ns = facts.program.own_ns @ share
+        enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._of_limit(facts) < 1
+        return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
+
     def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
         """The last few of these pieces before each product, with the product; none if the program trains.
 
@@ -306,6 +336,12 @@ class UnfusedChain(StructureRule):
         """Gain of keeping operands: without the passes that make them, and with less for attention to read."""
         time = np.where(self._casts(facts), self.share(facts), self._copies(facts))
         return facts.replayed(time=time, calls=made.astype(np.float64))
+
+    def _gain_of_folding(self, facts: Facts) -> Gain:
+        """Gain of norms that are part of convolutions: neither they nor merged branches are launched."""
+        share = self._folded(facts)
+        gain = gain_of(facts, int(facts.program.own_ns @ share), on_gpu=True)
+        return facts.replayed(time=share, calls=share) or Gain(gain, gain, gain)
 
     def _gain_of_fused_loss(self, facts: Facts, claims: Claims, of_loss: Bools) -> Gain | None:
         """Gain of one pass for the loss; passes that go away completely are not launched either.
@@ -367,6 +403,9 @@ class UnfusedChain(StructureRule):
         is_operands = time_of(program, claimed & made) > half
         is_casts = is_operands and time_of(program, claimed & cast) >= time_of(program, claimed & ~cast)
         is_loss = time_of(program, claimed & of_loss) > half
+        terms = self._terms(facts)
+        is_terms = time_of(program, claimed & (terms > 0)) > half
+        norms = self._folded(facts)
         chains = [chain for chain in program.runs(self._passes(facts), (claimed & ~made, 1)) if len(chain) >= least]
         members = claimed.copy()
         if chains:
@@ -377,7 +416,7 @@ class UnfusedChain(StructureRule):
         narrow = fused = None
         if cast.any() and not is_operands and not is_loss:
             narrow, fused = self._gain_of_narrow_weights(facts), self._without(facts, claims)
-        is_narrow_best = narrow is not None and fused is not None and narrow.expected > fused.expected
+        is_narrow_best = not is_terms and narrow is not None and fused is not None and narrow.expected > fused.expected
         removable = program.passes | program.having("label", "device-to-device")
         if copied.any():
             # A product that reads the operand directly, without a copy, may read far fewer bytes.
@@ -387,7 +426,10 @@ class UnfusedChain(StructureRule):
             # before them.
             starting = program.of_gaps(removable) * facts.causes["start-latency"].whole()
             most_ns = time_of(program, removable) + int(starting.sum())
-        usual = bool(chains) and self._of_limit(facts) < 1 and not (made.any() or of_loss.any() or masks.any())
+        most_ns += int(program.own_ns @ np.where(removable, 0.0, norms))  # branches that are merged into others
+        is_folded = norms.any() and not (is_masks or is_terms or is_operands or is_loss)
+        faults = made.any() or of_loss.any() or masks.any() or terms.any()
+        usual = bool(chains) and self._of_limit(facts) < 1 and not faults
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         convolutions = time_of(program, program.labelled("convolution"))
         if 2 * convolutions > time_of(program, program.products):
@@ -397,6 +439,8 @@ class UnfusedChain(StructureRule):
             claims,
             title=first_of(
                 (is_masks, self.masks_title),
+                (is_terms, TERMS_TITLE),
+                (is_folded, self.folded_title),
                 (is_casts, self.casts_title),
                 (is_operands, self.operands_title),
                 (is_loss, self.loss_title),
@@ -410,12 +454,16 @@ class UnfusedChain(StructureRule):
                 "casts_share": casts,
             },
             bound_ns=most_ns,
-            informs=usual,
+            informs=usual and not is_folded,
             # Small models over large vocabularies have such losses without a real fault.
             warning=facts.thresholds.unsure_warning_ceiling if is_loss else None,
             # Only the remedy of the main cause counts; chains beside it need another one.
             replayed=facts.replayed(time=masks, calls=masks)
             if is_masks
+            else facts.replayed(time=terms)
+            if is_terms
+            else self._gain_of_folding(facts)
+            if is_folded
             else self._gain_of_kept_operands(facts, made)
             if is_operands
             else self._gain_of_fused_loss(facts, claims, of_loss)
@@ -425,13 +473,15 @@ class UnfusedChain(StructureRule):
             else None,
             remedies=(
                 _ONE_MASK if is_masks else None,
+                ONE_PRODUCT if is_terms else None,
+                _FOLDED if is_folded else None,
                 *(_FUSED_LOSS if is_loss and not is_operands else ()),
                 *self._of_operands(
                     facts, cast, copied, casts_first=is_casts or is_narrow_best, best=is_operands or is_narrow_best
                 ),
-                None if chains or made.any() or is_loss else _KEEP_LAYOUT,
+                None if chains or made.any() or is_loss or is_terms or is_folded else _KEEP_LAYOUT,
                 bringing(compiling, fused if is_narrow_best else self._compiled(facts, claims, made), self.model)
-                if is_masks or is_loss or is_operands or is_narrow_best or not chains
+                if is_masks or is_terms or is_folded or is_loss or is_operands or is_narrow_best or not chains
                 else compiling,
                 Remedy("Use the fused operator where there is one", fused_operator, "one pass for each")
                 if fused_operator
@@ -476,6 +526,15 @@ _ONE_MASK: Final = Remedy(
     "for layer in layers: x = layer(x, bias)\n"
     "# or none at all: is_causal=True, or flex_attention with score_mod for a bias of positions",
     f"{GAIN}: only the first layer makes passes over all pairs of queries and keys",
+)
+
+#: For batch norms of inference.
+_FOLDED: Final = Remedy(
+    "Fold norms into the convolutions before them",
+    "model = timm.utils.model.reparameterize_model(model.eval())  # branches of RepVGG, MobileOne, FastViT\n"
+    "conv = torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm)  # norm → nn.Identity()\n"
+    "model = torch.fx.experimental.optimization.fuse(model.eval())  # all of them; once, before the first input",
+    f"{GAIN}: no pass for a norm, and one convolution for parallel ones",
 )
 
 #: For passes over the scores of a vocabulary.
