@@ -197,7 +197,11 @@ def test_without_an_optimizer_gradients_of_weights_are_unused_if_the_program_rea
     assert finding.expected == pytest.approx(whole / (whole - 1.5 * BACKWARD), rel=0.1)
 
 
-@pytest.mark.parametrize("by_hand", [None, ("aten::detach", [8, 64, 64]), ("aten::mul", [8, 1])])
-def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(by_hand) -> None:
-    """Nothing reads a gradient: it may be a benchmark, or one of several micro-batches."""
+@pytest.mark.parametrize(
+    "by_hand", [None, ("aten::detach", [8, 64, 64]), ("aten::mul", [8, 1]), ("aten::_foreach_sub_", [HEAD, BODY, BODY])]
+)
+def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(
+    by_hand: tuple[str, Sequence[Sequence[int]]] | None,
+) -> None:
+    """Nothing reads the gradient of an input: it may be a benchmark, one of several micro-batches, or SGD by hand."""
     assert found([HEAD, BODY, BODY, [8, 64, 64]], [], optimizes=False, by_hand=by_hand) is None

@@ -359,7 +359,8 @@ def _passes(facts: Facts) -> list[_Pass]:
     updates = main.filter(pl.col("name").is_in(_UPDATES))
     begins = updates["start_ns"].to_numpy()
     last = np.searchsorted(optimizer_starts, begins, side="right") - 1  # the optimizer pass that began last
-    by_hand = updates.filter((last < 0) | (begins > optimizing["end_ns"].to_numpy()[last]))
+    ended = np.r_[optimizing["end_ns"].to_numpy(), 0]  # the last for those before any pass
+    by_hand = updates.filter(begins > ended[last])
     blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
     passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
