@@ -94,7 +94,7 @@ MARKS: Final = {
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
     # Collectives of programs whose ranks update all parameters that they have: none is gathered or scattered.
-    "unsharded": r"(?i)all_?reduce|send_?recv|all_?to_?all",
+    "summed-or-exchanged": r"(?i)all_?reduce|send_?recv|all_?to_?all",
     # Collectives of gradients under data parallelism.
     "summing": r"(?i)all_?reduce|reduce_?scatter",
     "choosing": r"where_kernel_impl",

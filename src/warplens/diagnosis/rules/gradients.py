@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.headroom.shapes import first_shape
+from warplens.analysis.headroom.shapes import first_shape, tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
@@ -153,7 +153,7 @@ class UnusedGradients(StructureRule):
     @remembered
     def _unused(self, facts: Facts) -> Unused | None:
         communication = facts.program.labelled("communication")
-        if (communication & ~facts.program.marked("unsharded")).any():
+        if (communication & ~facts.program.marked("summed-or-exchanged")).any():
             return None  # another rank's optimizer may take these gradients
         passes = _passes(facts)
         if not passes and not communication.any():
@@ -319,7 +319,7 @@ class UnusedGradients(StructureRule):
         return self.seen(
             facts,
             claims,
-            confidence="medium",
+            confidence="low" if found.inputs else "medium",
             evidence={
                 "unused_gradients_per_step": found.gradients / facts.steps,
                 "unused_numbers_share": found.numbers_share,
@@ -378,7 +378,7 @@ def _passes(facts: Facts) -> list[_Pass]:
             left = np.cumsum(of_each[::-1])[::-1]
             tail = left == left[0] - blocks  # what ran first, such as a frozen encoder, gets its gradients last
             unused = np.cumsum(tail, dtype=np.float64) if tail.any() else _untaken(numbers, of_each, round(blocks))
-        elif optimizing.is_empty() and (read := _read_after(main, int(ends[stop - 1])) & set(shapes_of_pass)):
+        elif optimizing.is_empty() and (read := _read_after(main, int(ends[stop - 1]), shapes_of_pass)):
             unused = np.array([float(shape not in read) for shape in shapes_of_pass])
         else:
             continue  # an optimizer of flat copies, or one that was not recorded
@@ -428,35 +428,46 @@ def _without(shapes: Sequence[tuple[int, ...]], taken: Counter[tuple[int, ...]])
             missing[shapes[place - length]] += 1
         if place >= length - 1 and not any(missing.values()):
             begins.append(place - length + 1)
-    if len(begins) == 1:
+    if len(begins) == 1 and len(wanted) > 1:
         unused = np.ones(len(shapes))
         unused[begins[0] : begins[0] + length] = 0.0
         return unused
     return np.array([1 - wanted[shape] / counts[shape] for shape in shapes])
 
 
-#: Operators that neither compute nor copy, and those with which the next forward pass begins.
-_VIEWING: Final = re.compile(
-    r"aten::(detach|view|reshape|t|transpose|permute|as_strided|expand|slice|select|alias|unsqueeze|squeeze|empty\w*)$"
+#: Operators that read no numbers, and those with which the next forward pass begins.
+_UNREAD: Final = re.compile(
+    r"aten::(?:(?:detach|view|reshape|t|transpose|permute|as_strided|expand|slice|select|alias|unsqueeze|squeeze|repeat"
+    r"|requires_grad|zero|fill|zeros|ones)_?|\w+_like|empty\w*)$"
 )
 _BEGINS_FORWARD: Final = re.compile(
     r"aten::(linear|\w*mm|matmul|\w*conv\w*|embedding\w*|\w*norm|scaled_dot_product\w*)$"
 )
-#: Most operators after a backward pass that may read a gradient of an input.
+#: Most operators from a backward pass to the next forward pass: more are those of an update by hand.
 _MOST_READING: Final = 64
+#: The gradient of an input is among the last that a backward pass hands over.
+_LAST: Final = 3
 
 
-def _read_after(main: pl.DataFrame, end: int) -> set[tuple[int, ...]]:
-    """Shapes that the program computes with between the end of a backward pass and its next forward pass."""
+def _read_after(main: pl.DataFrame, end: int, handed: Sequence[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Shapes of inputs whose gradients the program computes with after a backward pass, before its next forward pass.
+
+    Args:
+        main: operators of the thread that calls autograd.
+        end: of the backward pass.
+        handed: shapes of its gradients, in order. A shape that occurs twice may be that of weights.
+    """
+    counts = Counter(handed)
     read: set[tuple[int, ...]] = set()
-    following = main.filter(pl.col("start_ns") >= end).sort("start_ns").head(_MOST_READING)
+    inputs = {shape for shape in handed[-_LAST:] if counts[shape] == 1}
+    following = main.filter(pl.col("start_ns") >= end).sort("start_ns").head(_MOST_READING + 1)
     for name, text in following.select("name", "shapes").iter_rows():
         if _BEGINS_FORWARD.match(name):
-            break
-        if text is not None and not _VIEWING.match(name):
-            inputs = [part for part in json.loads(text) if isinstance(part, list) and part]
-            read.update(tuple(part) for part in inputs if not isinstance(part[0], list))
-    return read
+            return read
+        # A parameter that is added to the input of the next step is broadcast over its batch.
+        if not _UNREAD.match(name) and (tensors := tensors_of(text)):
+            read |= {max(tensors, key=math.prod)} & inputs
+    return read if following.height <= _MOST_READING else set()
 
 
 #: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages
