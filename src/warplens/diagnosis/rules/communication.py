@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -21,7 +21,7 @@ from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of
 from warplens.diagnosis.run import Run, run_of
 from warplens.diagnosis.structure import backward_work
 from warplens.diagnosis.thresholds import Thresholds
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Purpose of most of the exposed time → how to hide it, and how to reduce it.
 _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
@@ -87,7 +87,7 @@ _BY_FORMAT: Final[dict[tuple[str, str], Remedy]] = {
     ),
     ("layers", "32 bits"): Remedy(
         "Sum in 16 bits",
-        "part = part.to(torch.bfloat16)  # what dist.all_reduce sums; casts around it go away as well",
+        "part = part.to(torch.bfloat16)  # before dist.all_reduce(part); rounds each part",
     ),
 }
 
@@ -99,48 +99,80 @@ _ONCE: Final = Remedy(
 )
 
 
+#: Micro-batches are alike: they launch equal kernels, but for this share, and their sums take this part of the time of
+#: the last ones at least. Statistics of batch norms take less, and other networks launch other kernels.
+_ALIKE: Final = 0.9
+_LEAST_SUMS: Final = 0.5
+
+
+def _in_launch_order(facts: Facts) -> Iterator[Int64s]:
+    """The rows of `Facts.work` of each step and GPU, in the order of their launches."""
+    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
+    for rows in facts.program.by_step():
+        in_order = rows[np.lexsort((launched[rows], device[rows]))]
+        yield from np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1)
+
+
 def _accumulated(facts: Facts) -> tuple[Bools, float]:
     """Sums of gradients that a later micro-batch of their step sums again, and micro-batches per step.
 
-    A micro-batch is a backward pass that other work separates from the next one, without an optimizer in between. Sums
-    in forward passes belong to layers that are split over GPUs, which cannot wait.
+    A micro-batch is a backward pass that other work separates from the next one, without an optimizer in between, and
+    that launches the same kernels. Sums in forward passes belong to layers that are split over GPUs, which cannot wait.
     """
     program, backward = facts.program, backward_work(facts)
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     sums = program.having("label", "communication") & program.marked("summing")
-    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
-    for of_step in program.by_step():
-        in_order = of_step[np.lexsort((launched[of_step], device[of_step]))]
-        for rows in np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1):
-            work, collectives = rows[~sums[rows]], rows[sums[rows]]
-            edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
-            begins, ends = edges[::2], edges[1::2]
-            long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
-            begins, ends = begins[long], ends[long]
-            if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
-                continue
-            # Sums are issued while their backward pass is, or right after it.
-            passes = np.searchsorted(launched[work[begins]], launched[collectives], side="right") - 1
-            forward = np.r_[launched[work[(ends[:-1] + begins[1:]) // 2]], np.iinfo(np.int64).max]
-            behind = (passes >= 0) & (launched[collectives] < forward[passes])
-            if behind.all() and (np.bincount(passes, minlength=len(begins)) > 0).all():
-                again[collectives[passes < len(begins) - 1]] = True
-                counts.append(len(begins))
+    launched, lengths = facts.work["launch_start_ns"].fill_null(-1).to_numpy(), facts.lengths
+    for rows in _in_launch_order(facts) if sums.any() else ():
+        work, collectives = rows[~sums[rows]], rows[sums[rows]]
+        edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
+        begins, ends = edges[::2], edges[1::2]
+        long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
+        begins, ends = begins[long], ends[long]
+        if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
+            continue
+        # Sums are issued while their backward pass is, or right after it.
+        passes = np.searchsorted(launched[work[begins]], launched[collectives], side="right") - 1
+        forward = np.r_[launched[work[(ends[:-1] + begins[1:]) // 2]], np.iinfo(np.int64).max]
+        if not ((passes >= 0) & (launched[collectives] < forward[passes])).all():
+            continue
+        spent = np.bincount(passes, weights=lengths[collectives], minlength=len(begins))
+        codes = program.name_codes[work]
+        kernels = np.stack(
+            [np.bincount(codes[begin:end], minlength=codes.max() + 1) for begin, end in zip(begins, ends, strict=True)]
+        )
+        common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))
+        if (common >= _ALIKE * all_of).all() and spent.min() >= _LEAST_SUMS * spent[-1] > 0:
+            again[collectives[passes < len(begins) - 1]] = True
+            counts.append(len(begins))
     return again, float(np.mean(counts)) if counts else 1.0
 
 
-def _kind(facts: Facts, claimed: pl.Series) -> str:
+def _of_layers(facts: Facts, claimed: Spent) -> bool:
+    """Whether most of the claimed work are sums that a forward pass waits for, as those of layers split over GPUs."""
+    program, backward = facts.program, backward_work(facts)
+    sums = program.having("label", "communication") & program.marked("summing")
+    needed = np.zeros(len(sums), dtype=np.bool_)
+    for rows in _in_launch_order(facts):
+        places = np.flatnonzero(sums[rows])
+        forward = np.r_[np.flatnonzero((program.products & ~backward)[rows]), len(rows)]
+        others = np.r_[np.flatnonzero((backward | program.optimizing)[rows]), len(rows)]
+        needed[rows[places]] = forward[np.searchsorted(forward, places)] < others[np.searchsorted(others, places)]
+    return bool(2 * claimed.ns[needed[claimed.at]].sum() > claimed.total)
+
+
+def _kind(facts: Facts, claimed: Spent) -> str:
     """Purpose of most of the claimed work (key of `_REMEDIES`): exchanges by their kind, sums by the summed tensors."""
     run = run_of(facts)
     if run is not None:
-        begins = facts.work["start_ns"].filter(claimed > 0).implode()
+        begins = facts.work["start_ns"].gather(np.arange(claimed.count)[claimed.at]).implode()
         collectives = (run.summary(rank).collectives for rank in run.ranks)
         rows = pl.concat([of_rank.filter(pl.col("start_ns").is_in(begins)) for of_rank in collectives])
         spent = rows.group_by(pl.col("kind").cast(pl.String)).agg(pl.col("exposed_ns").sum())
         most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
         if most and most[0] in _REMEDIES:
             return str(most[0])
-    return "gradients" if facts.trains else "layers"
+    return "gradients" if facts.trains and not _of_layers(facts, claimed) else "layers"
 
 
 def _format(facts: Facts, claimed: Spent) -> str:
@@ -211,12 +243,15 @@ class ExposedCommunication(Rule):
         longest = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(longest) * by_device.len() if isinstance(longest, int) else claimed
         hideable = self._hideable_ns(facts, claimed) / claimed
-        kind, known = _kind(facts, claims.of_work(self.id)), _format(facts, pieces)
+        kind, known = _kind(facts, pieces), _format(facts, pieces)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
         again, micro_batches = _accumulated(facts)
         sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
-        most = max(hideable, self.fewer_bytes, sooner)
+        if sooner < self.fewer_bytes:
+            sooner = 0.0  # most of it is something else
+        fewer = 0.0 if (kind, known) == ("layers", "16 bits") else self.fewer_bytes
+        most = max(hideable, fewer, sooner)
         late = facts.unprofiled_host_ns > facts.busy_ns - most * claimed
         return self.raised(
             facts,
@@ -235,48 +270,55 @@ class ExposedCommunication(Rule):
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             title=self.repeated_title.format(count=f"{micro_batches:,.0f}") if sooner else self.title,
-            remedies=self._remedies(facts, claimed, kind, known, hideable, sooner),
+            remedies=self._remedies(facts, claimed, (kind, known), hideable, fewer, sooner),
             on_gpu=True,
             kept=1 - most,
             bound_ns=most_ns,
         )
 
     def _remedies(
-        self, facts: Facts, claimed: int, kind: str, known: str, hideable: float, sooner: float
+        self, facts: Facts, claimed: int, what: tuple[str, str], hideable: float, halved: float, sooner: float
     ) -> tuple[Remedy | None, ...]:
-        """What to do, the largest gain with the placeholder for it.
+        """What to do, each with the placeholder for its gain.
 
         Args:
             claimed: nanoseconds of exposed communication.
-            kind, known: keys of `_REMEDIES` and `_BY_FORMAT`.
-            hideable, sooner: shares of the claimed time that could be hidden, and that a later micro-batch repeats.
+            what: key of `_BY_FORMAT`.
+            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes save, and
+                that a later micro-batch repeats.
         """
-        beside, fewer = _REMEDIES[kind]
-        fewer = _BY_FORMAT.get((kind, known), fewer)
-        most = max(hideable, self.fewer_bytes, sooner)
+        beside, fewer = _REMEDIES[what[0]]
+        fewer = _BY_FORMAT.get(what, fewer)
+        most = max(hideable, halved, sooner)
         needed = facts.unprofiled_host_ns / facts.wall_ns
 
         def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
+            text = "; ".join(filter(None, (GAIN, how)))
             # Saved GPU time helps only until the host sets the pace, which issues the same work.
             if facts.unprofiled_host_ns > facts.busy_ns - share * claimed:
-                how += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
+                text += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
+            told = replace(remedy, expected=text)
             if share == most:
-                return replace(remedy, expected=f"{GAIN}; {how}" if how and not how.startswith(";") else f"{GAIN}{how}")
+                return told
             gain = gain_of(facts, int(claimed * share), on_gpu=True)
-            return bringing(replace(remedy, expected=how), Gain(gain, gain, gain), self.model)
+            return bringing(told, Gain(gain, gain, gain), self.model)
 
-        what = "sums" if (kind, known) == ("gradients", "16 bits") else "bytes"
-        less = saving(fewer, self.fewer_bytes, f"with half of the {what}, and in proportion to them")
+        is_16_bits = what == ("gradients", "16 bits")
+        less = replace(fewer, expected="in proportion to the bytes, but each GPU then computes more")
+        if halved:
+            less = saving(
+                fewer, halved, f"with half of the {'sums' if is_16_bits else 'bytes'}, and in proportion to them"
+            )
+        hidden = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
         if hideable >= self.fewer_bytes:
-            hidden = saving(beside, hideable, "one half of the batch beside the other" if kind == "layers" else "")
-            first, second = (less, hidden) if fewer.action == "Sum in 16 bits" else (hidden, less)
-        else:
-            limited = "limited by the compute that can run beside it, which takes less time"
-            first, second = less, replace(beside, expected=limited)
+            hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
+        is_first = hideable < self.fewer_bytes or fewer.action == "Sum in 16 bits"
         return (
             saving(_ONCE, sooner) if sooner else None,
-            first,
-            second,
+            # What sums less often is the same remedy.
+            less if is_first and not (sooner and is_16_bits) else None,
+            hidden,
+            less if not is_first and not (sooner and is_16_bits) else None,
             Remedy(
                 "Look for a straggler",
                 "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
@@ -494,13 +536,13 @@ class UnbucketedCommunication(RanksRule):
         expected = float(np.mean([gain_at(pace, self.left_share) for pace in PACES]))
         # Without any of these calls, whether the profiler made them longer or not; host times differ from run to run.
         bound = max(
-            1 + (facts.host_gain(pace, spent_ns[rank]) - 1) * NOISE
+            1 + (facts.host_gain(pace, min(spent_ns[rank], facts.host_ns)) - 1) * NOISE
             for rank, facts in run.ranks.items()
             for pace in (1.0, facts.unprofiled_share)
         )
         low = gain_at(0.0, 2 * self.left_share, 1 / self.host_factor)
         high = min(gain_at(1.0, self.left_share / 2, self.host_factor), bound)
-        return (low, expected, max(expected, high)), bound
+        return (min(low, expected), expected, max(expected, high)), max(bound, expected)
 
     def _handled(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding for hosts that are busy with the collectives of many small units."""

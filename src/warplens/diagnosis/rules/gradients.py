@@ -405,7 +405,7 @@ def _by_thread(operators: pl.DataFrame, optimizing: pl.DataFrame) -> tuple[pl.Da
     """Accumulations of gradients by autograd's thread, and operators of the thread that calls it."""
     handed = operators.filter(pl.col("name") == _ACCUMULATES)
     callers = optimizing if optimizing.height else operators.filter(~pl.col("thread").is_in(handed["thread"].implode()))
-    is_caller = pl.col("thread") == callers["thread"].mode().min()
+    is_caller = pl.col("thread").is_in(callers["thread"].mode().sort().head(1).implode())
     return handed.filter(~is_caller), operators.filter(is_caller & pl.col("name").str.starts_with("aten::"))
 
 
