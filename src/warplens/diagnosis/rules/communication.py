@@ -103,6 +103,8 @@ _ONCE: Final = Remedy(
 #: the last ones at least. Statistics of batch norms take less, and other networks launch other kernels.
 _ALIKE: Final = 0.9
 _LEAST_SUMS: Final = 0.5
+#: Least share of sums that a forward pass waits for, if layers are split over GPUs.
+_LEAST_OF_LAYERS: Final = 0.25
 
 
 def _in_launch_order(facts: Facts) -> Iterator[Int64s]:
@@ -123,6 +125,7 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     sums = program.having("label", "communication") & program.marked("summing")
     launched, lengths = facts.work["launch_start_ns"].fill_null(-1).to_numpy(), facts.lengths
+    adds, codes_of_all = program.marked("adding"), program.name_codes
     for rows in _in_launch_order(facts) if sums.any() else ():
         work, collectives = rows[~sums[rows]], rows[sums[rows]]
         edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
@@ -137,9 +140,13 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
         if not ((passes >= 0) & (launched[collectives] < forward[passes])).all():
             continue
         spent = np.bincount(passes, weights=lengths[collectives], minlength=len(begins))
-        codes = program.name_codes[work]
+        # The first micro-batch hands its gradients over, the others add theirs.
+        codes = np.where(adds[work], codes_of_all.max() + 1, codes_of_all[work])
         kernels = np.stack(
-            [np.bincount(codes[begin:end], minlength=codes.max() + 1) for begin, end in zip(begins, ends, strict=True)]
+            [
+                np.bincount(codes[begin:end], minlength=codes_of_all.max() + 2)[:-1]
+                for begin, end in zip(begins, ends, strict=True)
+            ]
         )
         common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))
         if (common >= _ALIKE * all_of).all() and spent.min() >= _LEAST_SUMS * spent[-1] > 0:
@@ -149,7 +156,10 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
 
 
 def _of_layers(facts: Facts, claimed: Spent) -> bool:
-    """Whether most of the claimed work are sums that a forward pass waits for, as those of layers split over GPUs."""
+    """Whether forward passes wait for much of the claimed work, as for the sums of layers that are split over GPUs.
+
+    Half of such sums are of the backward pass; of gradients, those of a micro-batch's end alone come before a product.
+    """
     program, backward = facts.program, backward_work(facts)
     sums = program.having("label", "communication") & program.marked("summing")
     needed = np.zeros(len(sums), dtype=np.bool_)
@@ -158,7 +168,7 @@ def _of_layers(facts: Facts, claimed: Spent) -> bool:
         forward = np.r_[np.flatnonzero((program.products & ~backward)[rows]), len(rows)]
         others = np.r_[np.flatnonzero((backward | program.optimizing)[rows]), len(rows)]
         needed[rows[places]] = forward[np.searchsorted(forward, places)] < others[np.searchsorted(others, places)]
-    return bool(2 * claimed.ns[needed[claimed.at]].sum() > claimed.total)
+    return bool(claimed.ns[needed[claimed.at]].sum() > _LEAST_OF_LAYERS * claimed.total)
 
 
 def _kind(facts: Facts, claimed: Spent) -> str:
@@ -309,10 +319,13 @@ class ExposedCommunication(Rule):
             less = saving(
                 fewer, halved, f"with half of the {'sums' if is_16_bits else 'bytes'}, and in proportion to them"
             )
-        hidden = replace(beside, expected="limited by the compute that can run beside it, which takes less time")
+        limited = "limited by the compute that can run beside it, which takes less time"
+        hidden = replace(beside, expected=limited)
         if hideable >= self.fewer_bytes:
             hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
-        is_first = hideable < self.fewer_bytes or fewer.action == "Sum in 16 bits"
+        elif not halved:
+            hidden = saving(beside, hideable, limited)
+        is_first = halved > hideable or fewer.action == "Sum in 16 bits"
         return (
             saving(_ONCE, sooner) if sooner else None,
             # What sums less often is the same remedy.
