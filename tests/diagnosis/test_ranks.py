@@ -60,6 +60,69 @@ def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: i
         assert finding.bound >= finding.expected
 
 
+@pytest.mark.parametrize("grid", [(1056, 1, 1), (1478, 1, 1)], ids=["longer documents", "more rows"])
+def test_data_that_are_dealt_out_evenly_leave_the_mean_of_the_ranks(grid: tuple[int, int, int]) -> None:
+    """Attention over longer documents takes longer in the same grid; other data have other grids as well."""
+
+    def step(fleet: Fleet) -> None:
+        for _ in range(4):
+            for rank, machine in enumerate(fleet.machines):
+                is_late = rank == 1
+                machine.launch(500 * US)
+                machine.launch((700 if is_late else 300) * US, "flash_fwd_kernel", grid if is_late else (1056, 1, 1))
+            fleet.meet(100 * US)
+        for machine in fleet.machines:
+            machine.wait()
+
+    finding = found_across(Straggler(), Fleet(3).run(step))
+    assert finding is not None
+    assert "its part of the data takes 1.6 ms longer per step" in finding.title
+    assert finding.remedies[0].action == "Give every rank the same work"
+    # Four times 400 µs that two ranks wait for become a third of that on each of the three.
+    whole = 4 * 1300
+    assert finding.expected == pytest.approx(whole / (whole - 1600 * 2 / 3), rel=0.03)
+    assert finding.bound == pytest.approx(whole / (whole - 1600), rel=0.03)
+
+
+def test_a_host_that_is_ahead_of_its_gpu_without_the_profiler_is_not_late() -> None:
+    """The host of rank 1 takes 20 µs for each kernel of 14 µs, of which most may be the profiler's."""
+
+    def step(fleet: Fleet) -> None:
+        for rank, machine in enumerate(fleet.machines):
+            machine.python_ns = (18 if rank == 1 else 4) * US
+            machine.launch(14 * US, times=100)
+        fleet.meet(100 * US)
+        for machine in fleet.machines:
+            machine.wait()
+
+    finding = found_across(Straggler(), Fleet(2).run(step))
+    assert finding is not None
+    assert "longer per step to issue the same work" in finding.title
+    assert finding.expected_interval is not None
+    low, high = finding.expected_interval
+    assert low == pytest.approx(1.0, abs=0.05)
+    assert high > 1.2
+    assert finding.severity == "info"
+
+
+def test_waiting_in_turn_is_told_as_communication() -> None:
+    """No rank stands out as late, so that no other finding tells of the waiting."""
+
+    def step(fleet: Fleet) -> None:
+        for turn in range(8):
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch((40 if turn % 2 == rank else 20) * US, times=50)
+            fleet.meet(50 * US)
+        for machine in fleet.machines:
+            machine.wait()
+
+    found = a_run(Fleet(2).run(step))
+    assert found.finding("straggler") is None
+    assert found.run.result.waits.ranks["exposed_wait_ns"].min() > 0.15 * found.run.wall_ns
+    assert found.verdict == "exposed-communication"
+    assert found.findings[0].severity == "warning"
+
+
 def test_a_late_rank_in_one_file_is_the_verdict() -> None:
     found = judged(Fleet(2).run(lambda fleet: training(fleet, 1, "more")).one_file())
     assert found.verdict == "straggler"

@@ -68,6 +68,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     reported = {found.id for found in between}
     if reported - {Straggler.id}:
         reported.add(ExposedCommunication.id)
+    late = Straggler.id in reported
     alike = _alike(run, ranks, reported, thresholds)
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
     main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
@@ -77,9 +78,11 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         of = f"every rank (the verdict on {_on(named)})" if named else "every rank"
     else:
         rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
-        example, own = ranks[rank], _in_transfer(ranks[rank].findings[0], run, rank, thresholds)
+        example, own = ranks[rank], _in_transfer(ranks[rank].findings[0], run, rank, thresholds, late=late)
         own = next((found for found in alike if found.id == own.id), own)
-        if own.expected != example.findings[0].expected:
+        if own.id == ExposedCommunication.id and weight(own) < thresholds.raise_ceiling:
+            own = next((found for found in (*alike, *example.findings[1:])), own)  # what is left costs nothing
+        if own != example.findings[0]:
             example = None
         of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
     if (between and weight(between[0]) >= thresholds.raise_ceiling) and (
@@ -181,15 +184,18 @@ def _costs(finding: Finding) -> bool:
 
 
 def _alike(run: Run, ranks: Mapping[int, Diagnosis], reported: set[str], limits: Thresholds) -> list[Finding]:
-    """The causes that all ranks share and that are not reported yet, each with the least gain of any rank.
+    """The causes that all ranks share and that are not reported yet, each as it is on the rank that gains least.
 
-    If a cause goes away on all ranks, so does a rank's waiting for others: the gain that is least is that of a rank
-    that hardly waits.
+    If a cause goes away on all ranks, so does a rank's waiting for others: a rank that waits gains more than it tells.
     """
     by_rank = []
     for rank, diagnosis in ranks.items():
         waited = _waited_share(run, rank)
-        costs = [_in_transfer(found, run, rank, limits) for found in diagnosis.findings if _costs(found)]
+        costs = [
+            _in_transfer(found, run, rank, limits, late=Straggler.id in reported)
+            for found in diagnosis.findings
+            if _costs(found)
+        ]
         by_rank.append({found.id: (_freed(found, waited), found) for found in costs})
     ids = set.intersection(*map(set, by_rank)) - reported
     alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
@@ -211,13 +217,38 @@ def _freed(finding: Finding, waited_share: float) -> float:
     return gain if finding.id == ExposedCommunication.id else 1 / left if left > 0 else math.inf
 
 
-def _in_transfer(finding: Finding, run: Run, rank: int, limits: Thresholds) -> Finding:
-    """The finding on exposed communication, with gains without the rank's waiting for others; others as they are."""
+def _told_or_made(run: Run, rank: int, late: bool) -> float:
+    """Share of the rank's exposed communication that is waiting which other findings tell, or which the profiler makes.
+
+    A late rank is told apart. If none stands out, hosts that the profiler slows down hold up others in turn: at most
+    for as long as they issue work while their GPU waits. Without the profiler they are ahead. Other waiting stays.
+    """
     exposed = run.summary(rank).times["exposed_ns"]
     waited = _waited_share(run, rank) * run.summary(rank).times["duration_ns"]
-    if finding.id != ExposedCommunication.id or finding.expected is None or not exposed or waited < 1:
+    if not late:
+        slowed = [run.ranks[other] for other in run.ranks if other != rank]
+        waited = min(
+            waited,
+            sum(
+                other.issuing_ns
+                for other in slowed
+                if other.unprofiled_share * other.host_ns < other.busy_ns - other.exposed_ns
+            ),
+        )
+    return min(waited / exposed, 1.0) if exposed else 0.0
+
+
+def _in_transfer(finding: Finding, run: Run, rank: int, limits: Thresholds, *, late: bool) -> Finding:
+    """The finding on exposed communication, with gains without the waiting of `_told_or_made`; others as they are.
+
+    Args:
+        late: whether a finding tells that a rank is late.
+    """
+    if finding.id != ExposedCommunication.id or finding.expected is None:
         return finding
-    share = max(1 - waited / exposed, 0.0)
+    share = 1 - _told_or_made(run, rank, late)
+    if share >= 1:
+        return finding
 
     def gain(whole: float) -> float:
         return 1 / (1 - share * (1 - 1 / max(whole, 1.0)))

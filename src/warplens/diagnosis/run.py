@@ -29,6 +29,13 @@ _MOST_ROWS: Final = 400
 _STALL: Final = HostStall()
 
 
+#: Attributes of `RankFacts` that grow with the window.
+_TIMES: Final = (
+    "wall_ns", "busy_ns", "host_ns", "issuing_ns", "other_ns", "before_communication_ns", "exposed_ns", "handling_ns",
+    "chained_ns",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class RankFacts:
     """Data of one rank for the comparison with others. Times are nanoseconds of its window."""
@@ -47,21 +54,20 @@ class RankFacts:
     #: host time from issuing one collective to issuing the next, with hardly any other work issued in between
     chained_ns: int
     idle: dict[str, int]  #: idle time by cause
-    kernels: pl.DataFrame  #: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out
+    #: `name`, `blocks` (of its grid), `is_product`, `kernels` and `time_ns`, communication left out
+    kernels: pl.DataFrame
     #: `name` of a range (numbers replaced by N) and `busy_ns`, GPU time of the work launched inside, at any depth
     places: pl.DataFrame
     stall: Finding | None  #: the finding on host work outside CUDA calls, if the rank has it
 
-    def times(self, factor: float) -> RankFacts:
-        """The same of a window with so many times the steps."""
+    def scaled(self, factor: float) -> RankFacts:
+        """The same with all times and counts of the window multiplied by this."""
         if factor == 1:
             return self
-        scaled = {
-            name: round(value * factor) for name, value in vars(self).items() if name.endswith("_ns")
-        }  # fmt: skip
+        times = {name: round(getattr(self, name) * factor) for name in _TIMES}
         return replace(
             self,
-            **scaled,
+            **times,
             idle={cause: round(spent * factor) for cause, spent in self.idle.items()},
             kernels=self.kernels.with_columns((pl.col("kernels", "time_ns") * factor).round().cast(pl.Int64)),
             places=self.places.with_columns((pl.col("busy_ns") * factor).round().cast(pl.Int64)),
@@ -262,8 +268,9 @@ def _kernels(facts: Facts) -> pl.DataFrame:
     named = kernels.select("name", GRID_BLOCKS, time_ns=pl.col("end_ns") - pl.col("start_ns"))
     return (
         named[mine["row"]]
+        .with_columns((mine["label"] == "gemm").alias("is_product"))
         .group_by("name", "blocks")
-        .agg(pl.len().cast(pl.Int64).alias("kernels"), pl.col("time_ns").sum())
+        .agg(pl.col("is_product").any(), pl.len().cast(pl.Int64).alias("kernels"), pl.col("time_ns").sum())
         .with_columns(pl.col("name").cast(pl.String))
         .sort(["time_ns", "name", "blocks"], descending=[True, False, False])
         .head(_MOST_ROWS)

@@ -386,8 +386,7 @@ class Straggler(RanksRule):
         Last, the share of that waiting that the excess explains.
         """
         others = [run.ranks[rank] for rank in held]
-        steps = {rank: max(len(run.summary(rank).window.steps), 1) for rank in (late, *held)}
-        excess = _excess(run.ranks[late], [run.ranks[rank].times(steps[late] / steps[rank]) for rank in held])
+        excess = _excess(run.ranks[late], _alongside(run, late, held))
         cause = max(excess, key=lambda name: excess[name])
         # Waiting during which the hosts issue the next work costs nothing and needs no explanation.
         costs = sum(
@@ -438,7 +437,7 @@ class Straggler(RanksRule):
             return None
         shares = run.shares(held).values()
         row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
-        others = [run.ranks[rank] for rank in held]
+        others = _alongside(run, late, held)
         cause, excess, costs, explained = self._why(run, late, held)
         advice, stall = _ADVICE[cause], run.ranks[late].stall
         remedies = advice if isinstance(advice, tuple) else (advice,)
@@ -459,7 +458,9 @@ class Straggler(RanksRule):
         stays = 1 / (1 + len(held)) if cause == "larger-part" else 0.0
         warning = None
         if cause == "launch":
-            paced = [self._launched_alike(run, late, held, own.paced(pace)) for pace in PACES]
+            scales = [each.wall_ns / max(run.ranks[rank].wall_ns, 1) for rank, each in zip(held, others, strict=True)]
+            spent = [scale * waited for scale, waited in zip(scales, held.values(), strict=True)]
+            paced = [self._launched_alike(own, others, spent, pace) for pace in PACES]
             alone = paced[0], float(np.mean(paced)), paced[-1]
             # Without the profiler, the late host may be ahead of its GPU.
             warning = limits.unsure_warning_ceiling if paced[0] < limits.raise_ceiling else None
@@ -472,8 +473,9 @@ class Straggler(RanksRule):
 
         def beyond(name: str) -> float:
             """This time of the late rank beyond the median of the others, per step."""
-            own, *usual = (run.summary(rank).times[name] for rank in (late, *held))
-            return (own - median(usual)) / run.steps
+            summaries = [run.summary(rank) for rank in (late, *held)]
+            own, *usual = (each.times[name] / max(len(each.window.steps), 1) for each in summaries)
+            return own - median(usual)
 
         waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
         exposed = dict(waits.select("rank", "exposed_wait_ns").iter_rows())
@@ -512,12 +514,26 @@ class Straggler(RanksRule):
             warning=warning,
         )
 
-    def _launched_alike(self, run: Run, late: int, held: Mapping[int, float], share: float) -> float:
-        """Gain if the late rank's host issues its work as fast as the others', at this share of recorded host time."""
-        own, usual = run.ranks[late], median(run.ranks[rank].host_ns for rank in held)
-        others = max(run.ranks[rank].unprofiled_ns(share, held[rank]) for rank in held)
-        as_usual = replace(own, host_ns=min(own.host_ns, round(usual)))
-        return max(own.unprofiled_ns(share), others) / max(as_usual.unprofiled_ns(share), others, 1.0)
+    def _launched_alike(
+        self, late: RankFacts, others: Sequence[RankFacts], held: Sequence[float], pace: float
+    ) -> float:
+        """Gain if the late rank's host issues its work as fast as the others', at this pace (of `PACES`).
+
+        Args:
+            others: windows of as many steps.
+            held: how long each of them waits for the late rank.
+        """
+        left = max(each.unprofiled_ns(each.paced(pace), spent) for each, spent in zip(others, held, strict=True))
+        usual = round(median(each.host_ns for each in others))
+        as_usual = replace(late, host_ns=min(late.host_ns, usual))
+        share = late.paced(pace)
+        return max(late.unprofiled_ns(share), left) / max(as_usual.unprofiled_ns(share), left, 1.0)
+
+
+def _alongside(run: Run, late: int, held: Mapping[int, float]) -> list[RankFacts]:
+    """The other ranks, scaled to as many steps as the window of the late rank has."""
+    steps = {rank: max(len(run.summary(rank).window.steps), 1) for rank in (late, *held)}
+    return [run.ranks[rank].scaled(steps[late] / steps[rank]) for rank in held]
 
 
 def _count(facts: RankFacts) -> int:
@@ -545,11 +561,14 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
     alike = kinds.filter(as_often)
     slower, taken = float(alike["beyond"].sum()), float(alike["taken"].sum())
     more, larger = float(kinds["beyond"].sum()) - slower, 0.0
-    # A slow GPU runs all kernels more slowly. If as many kernels run, but in other grids, or only some of them take
-    # longer, it is the data that differ.
+    # A slow GPU runs products of the same grid more slowly, whatever their data. If as many kernels run, but in other
+    # grids, or only others take longer (attention over longer documents), it is the data that differ.
+    products = alike.filter(pl.col("is_product").fill_null(value=False))
+    judged = products if products["taken"].sum() >= _AS_OFTEN * taken else alike
     threshold = (1 + slower / max(taken, 1.0) / 2) * pl.col("taken")
-    affected = float(alike.filter(pl.col("time_ns") > threshold)["taken"].sum())
-    is_gpu = min(taken, affected / _OF_ALL) >= _NEARLY_ALL * float(kinds["taken"].sum())
+    affected = float(judged.filter(pl.col("time_ns") > threshold)["taken"].sum())
+    same_grids = taken >= _NEARLY_ALL * float(kinds["taken"].sum())
+    is_gpu = same_grids and affected >= _OF_ALL * float(judged["taken"].sum())
     count = float(kinds["usual"].sum())
     if abs(_count(late) - count) <= _AS_OFTEN * count and not is_gpu:
         slower, more, larger = 0.0, 0.0, more + slower
