@@ -8,14 +8,14 @@ broadcast tensors, their squares and a sum are a product of matrices and two sum
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import once
+from warplens.analysis.frames import once, running_sum, sums_between
 from warplens.analysis.headroom.shapes import largest_tensor, tensors_of
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Remedy
@@ -32,7 +32,7 @@ TERMS_HEADLINE: Final = (
 ONE_PRODUCT: Final = Remedy(
     "Let a product of matrices sum up",
     "y = torch.einsum('bik,bjk->bij', a, b)  # or a @ b.mT, not (a[:, :, None] * b[:, None]).sum(-1)\n"
-    "torch.cdist(x, y)  # not (x[:, None] - y[None]).square().sum(-1)\n"
+    "torch.cdist(x, y).square()  # not (x[:, None] - y[None]).square().sum(-1)\n"
     "F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).T  # not F.cosine_similarity(x[:, None], y[None], dim=-1)",
     f"{GAIN}: no term of a sum is written or read; sums differ in their rounding, in TF32 as well in their terms",
 )
@@ -58,78 +58,97 @@ def contracted(facts: Facts) -> Float64s:
     if not (sums.any() and makes.any()):
         return share
     inside = sums | makes | (program.marked("adding") & program.labelled("elementwise") & long)
-    parts = [part for part in _parts(facts, inside, sums) if makes[part].any()]
-    if not parts:
+    members, begins = _parts(facts, inside, sums, makes)
+    if not len(begins):
         return share
     shapes = program.shapes()
-    most = _largest(facts, inside)
-    spread = _spread(facts, np.concatenate(parts), most)
-    counts = set()
-    for part in parts:
-        making, summing = part[~sums[part]], part[sums[part]]
-        places = np.flatnonzero(spread[making])
-        if not len(places):
-            continue
-        # The first of them with as many terms as the last, and what comes after it.
-        sizes = np.array([_size(text) for text in shapes.gather(making).to_list()], dtype=np.int64)
-        count = int(sizes[places[-1]])
-        alike = sizes == count
-        making = making[alike & (np.arange(len(making)) >= np.flatnonzero(alike & spread[making])[0])]
-        head, rest = making[spread[making]], making[~spread[making]]
-        # Sums of differences are no products; those of their squares are.
-        is_product = makes[head].all() or makes[rest].any()
-        if not is_product or own[summing].sum() < _LEAST_SUM_SHARE * own[head].max():
-            continue
-        passes = np.r_[making, summing]
-        left = _of_terms(shapes[int(head[-1])]) * own[summing].sum() / own[passes].sum()
-        share[passes] = max(1 - max(left, _LEFT_SHARE), 0.0)
-        counts.add(count)
+    texts = shapes.gather(members)
+    most = _largest(shapes.filter(pl.Series(program.is_kernel & ~inside)))
+    sizes, summing, making = _of_each(texts, _size), sums[members], makes[members]
+    spread = _spread(facts, members, texts, most) & ~summing
+    # In each part, the first pass with as many terms as the last, and what comes after it.
+    places = np.arange(len(members))
+    part = running_sum(np.isin(places, begins))[1:] - 1
+    last = np.maximum.reduceat(np.where(spread, places, -1), begins)
+    alike = (sizes == sizes[last][part]) & (last >= 0)[part] & ~summing
+    first = np.minimum.reduceat(np.where(alike & spread, places, len(places)), begins)
+    alike &= places >= first[part]
+    head = alike & spread
+    ends = np.append(begins[1:], len(members))
+    own = own[members]
+    # Sums of differences are no products; those of their squares are.
+    is_product = sums_between(head & ~making, begins, ends) == 0
+    is_product |= sums_between(alike & ~spread & making, begins, ends) > 0
+    summing_ns = sums_between(own * summing, begins, ends)
+    longest_ns = np.maximum.reduceat(np.where(head, own, 0), begins)
+    found = (last >= 0) & is_product & (summing_ns >= _LEAST_SUM_SHARE * longest_ns)
+    passes = (alike | summing) & found[part]
+    left = _of_each(texts, _of_terms)[last] * summing_ns / np.maximum(sums_between(own * passes, begins, ends), 1)
+    share[members[passes]] = np.maximum(1 - np.maximum(left, _LEFT_SHARE), 0.0)[part[passes]]
     # Where nothing else goes over as many numbers, all passes over the terms go, as those of a backward pass.
-    counts = {count for count in counts if count and count >= _LEAST_TERMS * most}
-    if counts:
+    counts = np.unique(sizes[last[found]])
+    counts = counts[(counts > 0) & (counts >= _LEAST_TERMS * most)]
+    if len(counts):
         rest = np.flatnonzero(inside & (share == 0))
-        over = [_size(text) in counts for text in shapes.gather(rest).to_list()]
-        share[rest[over]] = 1 - _LEFT_SHARE
+        share[rest[np.isin(_of_each(shapes.gather(rest), _size), counts)]] = 1 - _LEFT_SHARE
     return share
 
 
-def _parts(facts: Facts, inside: Bools, sums: Bools) -> Iterator[Int64s]:
-    """Sequences of these pieces that end in sums, as rows of `Facts.work`; short passes in between do not count."""
+def _parts(facts: Facts, inside: Bools, sums: Bools, makes: Bools) -> tuple[Int64s, Int64s]:
+    """Sequences of these pieces that make terms and end in sums, if a pass in them reads broadcast operands.
+
+    Short passes in between do not count.
+
+    Returns:
+        Rows of `Facts.work` of all sequences, and where each begins.
+    """
     program = facts.program
     short = program.passes & ~inside & (program.own_ns < facts.thresholds.bandwidth_kernel_ns)
     kept = ~program.in_order(short)
     rows, section = program.order[kept], np.cumsum(program.breaks)[kept]
-    within, ends = inside[rows], sums[rows]
-    begins = np.ones(len(rows), dtype=np.bool_)
-    begins[1:] = (section[1:] != section[:-1]) | (within[1:] != within[:-1]) | (ends[:-1] & ~ends[1:])
-    for begin, end in pairwise((*np.flatnonzero(begins).tolist(), len(rows))):
-        if ends[end - 1] and not ends[begin]:
-            yield rows[begin:end]
+    within, at_end = inside[rows], sums[rows]
+    starts = np.ones(len(rows), dtype=np.bool_)
+    starts[1:] = (section[1:] != section[:-1]) | (within[1:] != within[:-1]) | (at_end[:-1] & ~at_end[1:])
+    begins = np.flatnonzero(starts)
+    ends = np.append(begins[1:], len(rows))
+    making, strided = running_sum(makes[rows]), running_sum(program.marked("strided")[rows] & within & ~at_end)
+    chosen = at_end[ends - 1] & (making[ends] > making[begins]) & (strided[ends] > strided[begins])
+    begins, lengths = begins[chosen], (ends - begins)[chosen]
+    firsts = running_sum(lengths)[:-1]  # within the rows of the chosen ones
+    return rows[np.arange(lengths.sum()) + np.repeat(begins - firsts, lengths)], firsts
 
 
-def _largest(facts: Facts, inside: Bools) -> int:
-    """Numbers of the largest tensor of all other kernels, by recorded shapes; 0 if none were recorded."""
-    shapes = facts.program.shapes().filter(pl.Series(facts.program.is_kernel & ~inside)).drop_nulls().unique()
-    return max(map(largest_tensor, shapes.to_list()), default=0)
+def _of_each(texts: pl.Series, value: Callable[[str | None], float]) -> npt.NDArray[Any]:
+    """A value of each of these texts, of which few are different."""
+    listed = texts.to_list()
+    values = {text: value(text) for text in set(listed)}
+    return np.array([values[text] for text in listed])
 
 
-def _spread(facts: Facts, members: Int64s, most: int) -> Bools:
+def _largest(shapes: pl.Series) -> int:
+    """Numbers of the largest tensor, by recorded shapes; 0 if none were recorded."""
+    return max(map(largest_tensor, shapes.drop_nulls().unique().to_list()), default=0)
+
+
+def _spread(facts: Facts, members: Int64s, texts: pl.Series, most: int) -> Bools:
     """Which of these pieces make far more terms than any of their operands has numbers.
 
     The shapes of the operands tell. For operands that were expanded before, and without shapes, the kernel tells that
     its operands are not contiguous, and no other kernel of the window has nearly as many numbers (or bytes).
 
     Args:
+        facts: the window.
+        members: rows of `Facts.work`.
+        texts: their recorded shapes.
         most: numbers of the largest tensor of kernels that cannot be passes over terms.
     """
     program = facts.program
-    spread = np.zeros(facts.work.height, dtype=np.bool_)
-    texts = program.shapes().gather(members)
-    spread[members] = [_are_spread(text) or 0 < _LEAST_TERMS * most <= largest_tensor(text) for text in texts.to_list()]
-    strided = program.marked("strided")
-    spread &= strided
-    unknown = members[texts.is_null().to_numpy() & strided[members]]
-    if len(unknown):
+    strided = program.marked("strided")[members]
+    spread = _of_each(texts, lambda text: _are_spread(text) or 0 < _LEAST_TERMS * most <= largest_tensor(text))
+    spread = spread & strided
+    places = np.flatnonzero(texts.is_null().to_numpy() & strided)
+    if len(places):
+        unknown = members[places]
         moved = facts.at_roof["bytes"].fill_null(0.0).to_numpy()
         # A product may write as many numbers if it takes as long as writing them.
         writing_ns = facts.at_roof["theoretical_ns"].fill_null(0.0).to_numpy()[unknown] / 2
@@ -137,8 +156,8 @@ def _spread(facts: Facts, members: Int64s, most: int) -> Bools:
         others = program.passes.copy()
         others[members] = False
         apart = moved[unknown] >= _LEAST_TERMS * moved[others].max(initial=0)
-        spread[unknown] = apart & (longest < writing_ns)
-    return spread
+        spread[places] = apart & (longest < writing_ns)
+    return np.asarray(spread, dtype=np.bool_)
 
 
 def _size(shapes: str | None) -> int:

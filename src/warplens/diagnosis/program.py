@@ -88,7 +88,7 @@ MARKS: Final = {
     "multiplying": r"(?:Mul|Div)Functor|pow_tensor_scalar|neg_kernel|masked_fill_kernel",
     "summing-up": r"reduce_kernel.*(?:sum_functor|NormTwoOps)",
     # Batch norms with statistics of training, and those that work out statistics.
-    "inferring-norm": r"batch_norm_(?:transform_input|elemt)|bn_fw_inf",
+    "inferring-norm": r"batch_norm_(?:transform_input|elemt)|bn_fw_inf|BatchNormFwdInfer",
     "batch-statistics": r"batch_norm_collect_statistics|bn_fw_tr",
     "adding-a-number": r"CUDAFunctorOnSelf_add<",
     "adding-floats": r"CUDAFunctor_add<float>",

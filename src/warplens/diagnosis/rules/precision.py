@@ -371,12 +371,14 @@ class Precision(Rule):
     def _left_out(self, facts: Facts) -> Bools:
         """Products in TF32 of a program that has others in 16 bits: a part that autocast left out.
 
-        Tensor cores multiply TF32 at half the rate, and all that lies between such products has 32 bits.
+        Tensor cores multiply TF32 at half the rate, and all that lies between such products has 32 bits. Products of an
+        optimizer, such as those of preconditioners, are no part of the network.
         """
         program = facts.program
         if not self._mixed(facts):
             return np.zeros(facts.work.height, dtype=np.bool_)
         tf32 = program.products & program.having("precision", "tf32") & ~program.marked("depthwise")
+        tf32 = tf32 & ~program.optimizing
         return np.asarray(tf32, dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -390,21 +392,21 @@ class Precision(Rule):
         by_default = time_of(facts.program, default) > time_of(facts.program, off)
         wide = time_of(facts.program, off)
         left_out = time_of(facts.program, self._left_out(facts))
-        is_part = left_out > wide
+        is_left_out = left_out > wide
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
         doubles = time_of(facts.program, _doubles(facts) & off) > wide / 2
         units = 2 * time_of(facts.program, _on_matrix_units(facts) & off) > wide
-        peak = first_of((is_part, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
+        peak = first_of((is_left_out, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
         factor = tensor_core_factor(facts, peak)
         narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
         is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
-        tf32 = None if doubles or by_default or narrow or is_part else self._by_tf32(facts, claims)
+        tf32 = None if doubles or by_default or narrow or is_left_out else self._by_tf32(facts, claims)
         return self.raised(
             facts,
             claimed,
             title=first_of(
-                (is_part, self.part_title),
+                (is_left_out, self.part_title),
                 (doubles, "A network computes in float64"),
                 (by_default, self.default_title),
                 (narrow, self.narrow_title),
@@ -414,18 +416,18 @@ class Precision(Rule):
             confidence="high" if is_sure and not by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
-                "off_tensor_cores_ns": None if is_part else wide,
-                "off_tensor_cores_share": None if is_part else wide / facts.wall_ns,
-                "of_products_share": wide / products if products and not is_part else None,
+                "off_tensor_cores_ns": None if is_left_out else wide,
+                "off_tensor_cores_share": None if is_left_out else wide / facts.wall_ns,
+                "of_products_share": wide / products if products and not is_left_out else None,
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
                 "tf32_gain_factor": tf32.expected if tf32 is not None else None,
                 "left_out_ns": left_out or None,
                 "left_out_of_products_share": left_out / products if left_out else None,
             },
-            where=self._places(facts, claims) if is_part else kernel_names(facts, claims.of_work(self.id)),
+            where=self._places(facts, claims) if is_left_out else kernel_names(facts, claims.of_work(self.id)),
             remedies=(_AS_THE_REST,)
-            if is_part
+            if is_left_out
             else _OTHER_SHAPES
             if narrow and not by_default
             else (

@@ -531,9 +531,11 @@ _ONE_MASK: Final = Remedy(
 #: For batch norms of inference.
 _FOLDED: Final = Remedy(
     "Fold norms into the convolutions before them",
-    "model = timm.utils.model.reparameterize_model(model.eval())  # branches of RepVGG, MobileOne, FastViT\n"
+    "from timm.utils.model import reparameterize_model\n"
+    "model = reparameterize_model(model.eval())  # branches of RepVGG, MobileOne, FastViT\n"
     "conv = torch.nn.utils.fusion.fuse_conv_bn_eval(conv, norm)  # norm → nn.Identity()\n"
-    "model = torch.fx.experimental.optimization.fuse(model.eval())  # all of them; once, before the first input",
+    "from torch.fx.experimental.optimization import fuse\n"
+    "model = fuse(model.eval())  # all of them; once, before the first input",
     f"{GAIN}: no pass for a norm, and one convolution for parallel ones",
 )
 
