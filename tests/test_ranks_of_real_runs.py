@@ -81,6 +81,8 @@ def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name, verdi
     findings = {each["id"]: each for each in found["findings"]}
     assert found["verdict"] == verdict
     assert between in findings
+    # The planted work is a large product among a thousand kernels.
+    assert name != "planted/ddp_straggler-gpu_rank{}.json.xz" or "more work per step" in findings[between]["title"]
     alike = "launch-overhead"
     # A run is as fast as its slowest rank. Where one is late, the others' waiting hides what launches cost them.
     of_ranks = [each["expected"] for rank in found["ranks"] for each in rank["findings"] if each["id"] == alike]

@@ -569,8 +569,15 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
     affected = float(judged.filter(pl.col("time_ns") > threshold)["taken"].sum())
     same_grids = taken >= _NEARLY_ALL * float(kinds["taken"].sum())
     is_gpu = same_grids and affected >= _OF_ALL * float(judged["taken"].sum())
-    count = float(kinds["usual"].sum())
-    if abs(_count(late) - count) <= _AS_OFTEN * count and not is_gpu:
+    # More work is launched in addition; other data change grids, and which kernels a library picks.
+    by_name = kinds.group_by("name").agg(pl.col("kernels", "usual", "beyond").sum())
+    others_often = by_name.filter(~as_often)
+    added = (others_often["kernels"] - others_often["usual"]).to_numpy()
+    is_extra = (
+        added.sum() >= _OF_ALL * np.abs(added).sum()
+        and float(others_often["beyond"].sum()) >= _OF_ALL * float(kinds["beyond"].sum()) > 0
+    )
+    if not is_gpu and not is_extra:
         slower, more, larger = 0.0, 0.0, more + slower
     idle = {
         name: sum(late.idle.get(cause, 0) for cause in causes)
