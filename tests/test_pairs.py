@@ -286,8 +286,37 @@ def test_an_optimizer_in_the_hooks_of_each_parameter_is_told(source: str) -> Non
     assert 0.8 <= first["expected"] / entry.ratio.median <= 1.2
 
 
-def test_ranks_that_need_not_wait_for_each_other_are_not_warned() -> None:
-    files = sorted((FOLDER / "ranks").glob("healthy_inference__rank*"))
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("pretraining_of_wide_decoder", 0.1),
+        ("document_embeddings_split_by_heads", 0.1),
+        ("reports_and_notes", 0.05),
+        ("tissue_classifier", 0.15),
+    ],
+)
+def test_programs_of_two_ranks_that_were_written_blind(name: str, within: float) -> None:
+    """Exposed sums, sums of layers in 32 bits, documents dealt out unevenly, gradients that no optimizer takes."""
+    told = json.loads((FOLDER / "ranks" / "INDEX.json").read_text("utf-8"))["pairs"]
+    entry = next(each for each in told if each["name"] == name)
+    first = diagnose([FOLDER / "ranks" / file for file in entry["files"]["torch"]]).to_dict()["findings"][0]
+    assert first["id"] == entry["habit"]
+    assert first["expected"] == pytest.approx(entry["ratio"][0], rel=within)
+    assert entry["ratio"][1] <= first["bound"]
+
+
+def test_gradients_of_weights_beside_that_of_an_input_are_unused() -> None:
+    """backward() for what torch.autograd.grad(said, inputs) computes without them, timed at 1.45 times."""
+    path = next(each for each in pairs() if each.name == "claim_explanation_service").path("torch")
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert (first["id"], first["confidence"]) == ("unused-gradients", "low")
+    assert first["expected"] == pytest.approx(1.45, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["healthy_inference", "long_context_sharded", "guided_denoising"])
+def test_ranks_that_need_not_wait_for_each_other_are_not_warned(name: str) -> None:
+    files = sorted((FOLDER / "ranks").glob(f"{name}__rank*"))
     assert len(files) == 2
     assert {each["severity"] for each in diagnose(files).to_dict()["findings"]} == {"info"}
 
