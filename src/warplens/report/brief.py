@@ -104,7 +104,7 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
     if isinstance(diagnosis, Diagnosis):
         yield from _together(diagnosis, verdict)
-    elif more := [finding for finding in diagnosis.findings[1:] if finding.gain]:
+    elif more := [found for found in diagnosis.findings[1:] if found.gain and found.gain >= DEFAULTS.raise_ceiling]:
         # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
         also = (
             f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}"
