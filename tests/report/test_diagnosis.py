@@ -99,7 +99,7 @@ def test_ranks_with_windows_of_different_lengths_are_each_split_as_a_whole_and_a
     assert sorted(strip.scale for strip in strips)[0] < max(strip.scale for strip in strips) == 1.0
     for strip in strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0)
-    first = run.ranks[0].findings[0]
+    first = next(found for found in run.ranks[0].findings if found.bound)
     bounded = replace(first, expected=None, expected_interval=None)
     only_bounded = replace(run, ranks={0: replace(run.ranks[0], findings=(bounded,))})
     assert bounded.gain is not None
