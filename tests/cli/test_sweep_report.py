@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from pathlib import Path
 from types import SimpleNamespace
 
 import polars as pl
@@ -149,7 +148,7 @@ def test_of_two_figures_for_one_cell_none_is_chosen(asked, table):
 
 def test_a_setting_named_as_a_column_of_the_model_keeps_its_values(asked):
     """Sizes of the language models are words; the size of a threshold is a number."""
-    path = Path(str(resources.files("warplens") / "data" / "measurements" / "lm_grid.json.xz"))
+    (path,) = shipped.files("measurements", "lm_grid.json.xz")
     found = json.loads(asked(path, "mode=forward", "mode=train", form="json")[0])["data"]
     assert found["breakeven"]["groups"] == ["size"]
     assert {row["size_setting"] for row in found["breakeven"]["thresholds"]} == {row["size"] for row in found["rows"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import shipped
 from warplens.errors import UnreadableInputError
 from warplens.readers.timings import TIMINGS, read_timings
 
@@ -124,9 +125,8 @@ def test_json_is_read_like_a_table(written, text):
 def test_our_own_benchmark_gives_its_single_times():
     """All 24 cells of `lm_grid` are taken, and their samples are those of the file."""
     from warplens.readers.measurements import read_measurements
-    from warplens.readers.shipped import shipped
 
-    path = shipped()["lm_grid"]
+    (path,) = shipped.files("measurements", "lm_grid.json.xz")
     timings, measured = read_timings(path), read_measurements(path)
     assert timings.select("model", "context", "mode").unique().height == measured.cells.height
     own = timings.filter((timings["model"] == "small") & (timings["context"] == 128) & (timings["mode"] == "train"))
