@@ -64,11 +64,12 @@ def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(asked, war
         f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms per step, of which 0.0 ms cost time"
     )
     text = warplens("diagnose", tmp_path).out
-    assert text.index("2. straggler: ") < text.index(late) < text.index("Each rank separately")
+    assert text.index("3. straggler: ") < text.index(late) < text.index("Each rank separately")
     found = asked("diagnose", tmp_path)
     assert found["source"] == [f"rank{rank}.json.gz" for rank in range(3)]
     data = found["data"]
-    assert [finding["id"] for finding in data["findings"]] == ["host-stall", "straggler"]
+    ids = [finding["id"] for finding in data["findings"]]
+    assert ids == ["host-stall", "exposed-communication", "straggler"]
     assert data["together"]["late_rank"] == SLOW_RANK
     alone = asked("diagnose", tmp_path / "rank0.json.gz")["data"]
     assert set(alone) <= set(data)
