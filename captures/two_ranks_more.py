@@ -15,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import two_ranks
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+
+import two_ranks
 from two_ranks import CUDA, DEVICE, Step
 
 
@@ -65,6 +67,14 @@ CASES = {
     "healthy_training": Case("", ("tensor-compute", "saturated", "below-roof"), "no communication: no_sync()"),
     "healthy_inference": Case("", ("tensor-compute", "saturated", "below-roof"), "no communication: no all_gather"),
 }
+
+
+def command_line(cases: Mapping[str, Case]) -> None:
+    """Lists these programs, or runs the one that is named in a process for each rank."""
+    if sys.argv[1] == "list":
+        print(json.dumps({name: case._asdict() for name, case in cases.items()}, indent=1))
+    else:
+        mp.start_processes(two_ranks.rank_of_two, sys.argv[1:4], nprocs=2, start_method="spawn")
 
 
 def size(real: int, tiny: int) -> int:
@@ -353,7 +363,4 @@ PROGRAMS = {
 two_ranks.PROGRAMS.update(PROGRAMS)  # in each rank too: a spawned process imports the main module
 
 if __name__ == "__main__":
-    if sys.argv[1] == "list":
-        print(json.dumps({name: case._asdict() for name, case in CASES.items()}, indent=1))
-    else:
-        mp.start_processes(two_ranks.rank_of_two, sys.argv[1:4], nprocs=2, start_method="spawn")
+    command_line(CASES)

@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-import two_ranks
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
+from two_ranks_more import Block, Case, adamw, autocast, command_line, decoder, in_parallel, size, tokens
+
+import two_ranks
 from two_ranks import CUDA, DEVICE, Step
-from two_ranks_more import Block, Case, adamw, autocast, decoder, in_parallel, size, tokens
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast can put GPUs that others share out of service
 
@@ -729,7 +727,4 @@ PROGRAMS = {
 two_ranks.PROGRAMS.update(PROGRAMS)  # in each rank too: a spawned process imports the main module
 
 if __name__ == "__main__":
-    if sys.argv[1] == "list":
-        print(json.dumps({name: case._asdict() for name, case in CASES.items()}, indent=1))
-    else:
-        mp.start_processes(two_ranks.rank_of_two, sys.argv[1:4], nprocs=2, start_method="spawn")
+    command_line(CASES)

@@ -69,7 +69,11 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     if reported - {Straggler.id}:
         reported.add(ExposedCommunication.id)
     late = Straggler.id in reported
-    alike = _alike(run, ranks, reported, thresholds)
+    told = {
+        rank: [_in_transfer(found, run, rank, thresholds, late=late) for found in diagnosis.findings]
+        for rank, diagnosis in ranks.items()
+    }
+    alike = _alike(run, told, reported, thresholds)
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
     main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
     if count < len(ranks) and alike:
@@ -78,7 +82,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         of = f"every rank (the verdict on {_on(named)})" if named else "every rank"
     else:
         rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
-        example, own = ranks[rank], _in_transfer(ranks[rank].findings[0], run, rank, thresholds, late=late)
+        example, own = ranks[rank], told[rank][0]
         own = next((found for found in alike if found.id == own.id), own)
         if own.id == ExposedCommunication.id and weight(own) < thresholds.raise_ceiling:
             own = next((found for found in (*alike, *example.findings[1:])), own)  # what is left costs nothing
@@ -183,20 +187,18 @@ def _costs(finding: Finding) -> bool:
     return finding.gain is not None and finding.id != IncompleteProfile.id and not rule(finding.id).describes
 
 
-def _alike(run: Run, ranks: Mapping[int, Diagnosis], reported: set[str], limits: Thresholds) -> list[Finding]:
+def _alike(run: Run, told: Mapping[int, Sequence[Finding]], reported: set[str], limits: Thresholds) -> list[Finding]:
     """The causes that all ranks share and that are not reported yet, each as it is on the rank that gains least.
 
     If a cause goes away on all ranks, so does a rank's waiting for others: a rank that waits gains more than it tells.
+
+    Args:
+        told: rank → its findings, as `_in_transfer` leaves them.
     """
     by_rank = []
-    for rank, diagnosis in ranks.items():
-        waited = _waited_share(run, rank)
-        costs = [
-            _in_transfer(found, run, rank, limits, late=Straggler.id in reported)
-            for found in diagnosis.findings
-            if _costs(found)
-        ]
-        by_rank.append({found.id: (_freed(found, waited), found) for found in costs})
+    for rank, findings in told.items():
+        share = _waited_ns(run, rank) / max(run.summary(rank).times["duration_ns"], 1)
+        by_rank.append({found.id: (_freed(found, share), found) for found in findings if _costs(found)})
     ids = set.intersection(*map(set, by_rank)) - reported
     alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
     alike = [found for found in alike if found.id != ExposedCommunication.id or weight(found) >= limits.raise_ceiling]
@@ -204,10 +206,9 @@ def _alike(run: Run, ranks: Mapping[int, Diagnosis], reported: set[str], limits:
     return sorted((_with_stalls(found) if stalls else found for found in alike), key=_order)
 
 
-def _waited_share(run: Run, rank: int) -> float:
-    """Share of the rank's window in which it only waited for other ranks."""
-    of_rank = run.result.waits.ranks.filter(pl.col("rank") == rank)["exposed_wait_ns"]
-    return int(of_rank.sum()) / max(run.summary(rank).times["duration_ns"], 1)
+def _waited_ns(run: Run, rank: int) -> int:
+    """Time of the rank's window in which it only waited for other ranks."""
+    return int(run.result.waits.ranks.filter(pl.col("rank") == rank)["exposed_wait_ns"].sum())
 
 
 def _freed(finding: Finding, waited_share: float) -> float:
@@ -224,7 +225,7 @@ def _told_or_made(run: Run, rank: int, late: bool) -> float:
     for as long as they issue work while their GPU waits. Without the profiler they are ahead. Other waiting stays.
     """
     exposed = run.summary(rank).times["exposed_ns"]
-    waited = _waited_share(run, rank) * run.summary(rank).times["duration_ns"]
+    waited = _waited_ns(run, rank)
     if not late:
         slowed = [run.ranks[other] for other in run.ranks if other != rank]
         waited = min(

@@ -23,6 +23,10 @@ from warplens.diagnosis.structure import backward_work
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Bools, Float64s, Int64s
 
+_NO_SYNC: Final = (
+    "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too"
+)
+
 #: Purpose of most of the exposed time → how to hide it, and how to reduce it.
 _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     "gradients": (
@@ -35,8 +39,7 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         ),
         Remedy(
             "Communicate less",
-            "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
-            "# or in bfloat16, which rounds each gradient:\n"
+            f"{_NO_SYNC}\n# or in bfloat16, which rounds each gradient:\n"
             "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
         ),
     ),
@@ -81,10 +84,7 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
 
 #: Purpose and format of most of the exposed time → how to reduce it, if the format matters.
 _BY_FORMAT: Final[dict[tuple[str, str], Remedy]] = {
-    ("gradients", "16 bits"): Remedy(
-        "Communicate less",
-        "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too",
-    ),
+    ("gradients", "16 bits"): Remedy("Communicate less", _NO_SYNC),
     ("layers", "32 bits"): Remedy(
         "Sum in 16 bits",
         "part = part.to(torch.bfloat16)  # before dist.all_reduce(part); rounds each part",
@@ -93,7 +93,7 @@ _BY_FORMAT: Final[dict[tuple[str, str], Remedy]] = {
 
 _ONCE: Final = Remedy(
     "Reduce gradients with the last micro-batch only",
-    "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too\n"
+    f"{_NO_SYNC}\n"
     "# fully_shard: model.set_requires_gradient_sync(False), which keeps whole gradients in memory\n"
     "# accelerate: with accelerator.accumulate(model): …; Lightning: accumulate_grad_batches",
 )
@@ -125,7 +125,7 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     sums = program.having("label", "communication") & program.marked("summing")
     launched, lengths = facts.work["launch_start_ns"].fill_null(-1).to_numpy(), facts.lengths
-    adds, codes_of_all = program.marked("adding"), program.name_codes
+    adds, codes = program.marked("adding"), program.name_codes
     for rows in _in_launch_order(facts) if sums.any() else ():
         work, collectives = rows[~sums[rows]], rows[sums[rows]]
         edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
@@ -141,13 +141,8 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
             continue
         spent = np.bincount(passes, weights=lengths[collectives], minlength=len(begins))
         # The first micro-batch hands its gradients over, the others add theirs.
-        codes = np.where(adds[work], codes_of_all.max() + 1, codes_of_all[work])
-        kernels = np.stack(
-            [
-                np.bincount(codes[begin:end], minlength=codes_of_all.max() + 2)[:-1]
-                for begin, end in zip(begins, ends, strict=True)
-            ]
-        )
+        parts = [work[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        kernels = np.stack([np.bincount(codes[part[~adds[part]]], minlength=codes.max() + 1) for part in parts])
         common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))
         if (common >= _ALIKE * all_of).all() and spent.min() >= _LEAST_SUMS * spent[-1] > 0:
             again[collectives[passes < len(begins) - 1]] = True
@@ -314,24 +309,22 @@ class ExposedCommunication(Rule):
             return bringing(told, Gain(gain, gain, gain), self.model)
 
         is_16_bits = what == ("gradients", "16 bits")
-        less = replace(fewer, expected="in proportion to the bytes, but each GPU then computes more")
-        if halved:
-            less = saving(
-                fewer, halved, f"with half of the {'sums' if is_16_bits else 'bytes'}, and in proportion to them"
-            )
+        less: Remedy | None = replace(fewer, expected="in proportion to the bytes, but each GPU then computes more")
+        if sooner and is_16_bits:
+            less = None  # the same as `_ONCE`
+        elif halved:
+            what_of = "sums" if is_16_bits else "bytes"
+            less = saving(fewer, halved, f"with half of the {what_of}, and in proportion to them")
         limited = "limited by the compute that can run beside it, which takes less time"
         hidden = replace(beside, expected=limited)
         if hideable >= self.fewer_bytes:
             hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
         elif not halved:
             hidden = saving(beside, hideable, limited)
-        is_first = halved > hideable or fewer.action == "Sum in 16 bits"
+        is_less_first = halved > hideable or fewer.action == "Sum in 16 bits"
         return (
             saving(_ONCE, sooner) if sooner else None,
-            # What sums less often is the same remedy.
-            less if is_first and not (sooner and is_16_bits) else None,
-            hidden,
-            less if not is_first and not (sooner and is_16_bits) else None,
+            *((less, hidden) if is_less_first else (hidden, less)),
             Remedy(
                 "Look for a straggler",
                 "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",

@@ -458,8 +458,7 @@ class Straggler(RanksRule):
         stays = 1 / (1 + len(held)) if cause == "larger-part" else 0.0
         warning = None
         if cause == "launch":
-            scales = [each.wall_ns / max(run.ranks[rank].wall_ns, 1) for rank, each in zip(held, others, strict=True)]
-            spent = [scale * waited for scale, waited in zip(scales, held.values(), strict=True)]
+            spent = [scale * held[rank] for rank, scale in _scales(run, late, held).items()]
             paced = [self._launched_alike(own, others, spent, pace) for pace in PACES]
             alone = paced[0], float(np.mean(paced)), paced[-1]
             # Without the profiler, the late host may be ahead of its GPU.
@@ -530,10 +529,15 @@ class Straggler(RanksRule):
         return max(late.unprofiled_ns(share), left) / max(as_usual.unprofiled_ns(share), left, 1.0)
 
 
+def _scales(run: Run, late: int, held: Mapping[int, float]) -> dict[int, float]:
+    """Steps of the late rank's window over those of each other rank's."""
+    steps = {rank: max(len(run.summary(rank).window.steps), 1) for rank in (late, *held)}
+    return {rank: steps[late] / steps[rank] for rank in held}
+
+
 def _alongside(run: Run, late: int, held: Mapping[int, float]) -> list[RankFacts]:
     """The other ranks, scaled to as many steps as the window of the late rank has."""
-    steps = {rank: max(len(run.summary(rank).window.steps), 1) for rank in (late, *held)}
-    return [run.ranks[rank].scaled(steps[late] / steps[rank]) for rank in held]
+    return [run.ranks[rank].scaled(scale) for rank, scale in _scales(run, late, held).items()]
 
 
 def _count(facts: RankFacts) -> int:
@@ -571,11 +575,11 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
     is_gpu = same_grids and affected >= _OF_ALL * float(judged["taken"].sum())
     # More work is launched in addition; other data change grids, and which kernels a library picks.
     by_name = kinds.group_by("name").agg(pl.col("kernels", "usual", "beyond").sum())
-    others_often = by_name.filter(~as_often)
-    added = (others_often["kernels"] - others_often["usual"]).to_numpy()
+    differing = by_name.filter(~as_often)
+    added = (differing["kernels"] - differing["usual"]).to_numpy()
     is_extra = (
         added.sum() >= _OF_ALL * np.abs(added).sum()
-        and float(others_often["beyond"].sum()) >= _OF_ALL * float(kinds["beyond"].sum()) > 0
+        and float(differing["beyond"].sum()) >= _OF_ALL * float(kinds["beyond"].sum()) > 0
     )
     if not is_gpu and not is_extra:
         slower, more, larger = 0.0, 0.0, more + slower
