@@ -42,12 +42,14 @@ _NAMED: Final = 3
 class NotOneRunError(UsageError):
     """Several profiles are not recognisable as the ranks of one run."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[str], silent: Sequence[str] = ()) -> None:
+        """The profiles, and those of them that hold no communication, if others do."""
+        without = f". No communication is recorded in {', '.join(silent[:_NAMED])}" if silent else ""
         super().__init__(
             f"{len(sources)} profiles ({', '.join(sources[:_NAMED])}{', …' if len(sources) > _NAMED else ''}) that "
             "are not the ranks of one run: ranks communicate, and record their rank or have it in their name "
             "(…rank0…, …rank1…). Name one profile, compare two with `warplens compare A B`, or use `warplens "
-            "report` for all"
+            f"report` for all{without}"
         )
 
 
@@ -137,15 +139,20 @@ def diagnose_ranks(
         NotOneRunError: the profiles are not recognisable as the ranks of one run.
         UsageError: no profile could be used.
     """
-    not_one_run = NotOneRunError([path.name for path in paths])
+    names = [path.name for path in paths]
     if not _may_be_a_rank(paths[0]):
-        raise not_one_run  # before many others are read
+        raise NotOneRunError(names)  # before many others are read
     files = _without_merged(summarize_locally(paths, window, workers, progress, partial(diagnose_file, gpu=gpu)))
     sources, problems = _used(files)
     progress("putting the ranks together")
     diagnosis = run_diagnosis([file.diagnosed for file in files])
     if diagnosis is None:
-        raise not_one_run
+        silent = [
+            file.source
+            for file in files
+            if file.diagnosed and not any(rank.summary.collectives.height for rank in file.diagnosed)
+        ]
+        raise NotOneRunError(names, silent if len(silent) < len(names) else ())
     run = replace(diagnosis.run, result=_with_note(diagnosis.run.result, files))
     return DiagnosedRun(replace(diagnosis, run=run), sources, problems)
 

@@ -16,6 +16,7 @@ from warplens.diagnosis import Finding
 from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.rules.communication import UnbucketedCommunication
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
+from warplens.ranks import NotOneRunError
 from warplens.report.brief import brief, limit_sentence
 
 
@@ -345,3 +346,12 @@ def test_a_graph_that_also_removes_pauses_of_the_host_says_so() -> None:
     assert told(a_run(fleet, findings=[little, little]))
     without = [each for each in little if each.id != "host-stall"]
     assert not told(a_run(fleet, findings=[without, without]))
+
+
+def test_a_file_without_communication_among_the_ranks_is_named() -> None:
+    with_it, without = (
+        NotOneRunError(["rank0.json", "rank1.json"], ["rank1.json"]),
+        NotOneRunError(["a.json", "b.json"]),
+    )
+    assert str(with_it).endswith("No communication is recorded in rank1.json")
+    assert "No communication" not in str(without)
