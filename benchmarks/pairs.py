@@ -48,6 +48,7 @@ HALVES = (
     "thirtieth",
     "thirty_first",
     "thirty_second",
+    "thirty_third",
 )
 SOURCES = ("nsys", "torch")
 

@@ -351,7 +351,7 @@ class Dictionary:
     def codes(self, text_hashes: npt.NDArray[np.uint64], decode: Callable[[int], str | None]) -> npt.NDArray[np.int32]:
         """The number of each text."""
         keys, values, shift = self._table
-        slots = text_hashes >> shift
+        slots = (text_hashes >> shift).view(np.int64)  # NumPy 2.0 takes no unsigned places
         codes = values.take(slots)
         rows = np.flatnonzero(keys.take(slots) != text_hashes)
         if len(rows):
