@@ -1487,6 +1487,38 @@ def test_pauses_inside_of_operators_are_those_of_the_framework(operation: str | 
     assert action in finding.remedies[0].action
 
 
+@pytest.mark.parametrize(("forward_passes", "updates", "found"), [(2, 1, 2), (4, 1, 4), (1, 1, None), (4, 4, None)])
+def test_micro_batches_could_be_one_batch(forward_passes: int, updates: int, found: int | None) -> None:
+    """Gradients are handed over by the first backward pass, and added by the others; an optimizer may follow each.
+
+    Without a forward pass of its own, a backward pass goes over the graph of the one before.
+    """
+    backward_passes = max(forward_passes, 2)
+
+    def step(machine: Machine) -> None:
+        for number in range(backward_passes):
+            if number < forward_passes:
+                with machine.range("forward"):
+                    for _ in range(12):
+                        machine.launch(3 * US, grid=(4, 1, 1))
+                        machine.launch(3 * US, GELU, grid=(4, 1, 1))
+            else:
+                machine.launch(3 * US, FILL)
+            with machine.range("backward"):
+                for _ in range(12):
+                    machine.launch(3 * US, BF16_GEMM.replace("TNN", "NTT"), grid=(4, 1, 1))
+                    machine.launch(3 * US, "at::native::layer_norm_backward_kernel<float>", grid=(4, 1, 1))
+                    if number:
+                        machine.launch(2 * US, ADD, grid=(2, 1, 1))
+            if number >= backward_passes - updates:
+                with machine.range("optimizer"):
+                    machine.launch(9 * US, FUSED, grid=(8, 1, 1))
+
+    finding = verdict(step).finding("launch-overhead")
+    assert finding.evidence.get("passes_per_step") == found
+    assert any(remedy.action.startswith("Run the passes") for remedy in finding.remedies) is (found is not None)
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
     """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""

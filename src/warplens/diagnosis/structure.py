@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -215,15 +216,31 @@ def passes_of_step(facts: Facts) -> Passes:
     sent = _sent_passes(facts)
     if sent > 1:
         return Passes(sent, np.ones(facts.work.height, dtype=np.bool_))
-    return _joined_passes(facts) or _image_passes(facts) or none
+    return _summed_passes(facts) or _joined_passes(facts) or _image_passes(facts) or none
+
+
+def _summed_passes(facts: Facts) -> Passes | None:
+    """The micro-batches of a step: forward and backward passes whose gradients are summed for one optimizer pass."""
+    program, products = facts.program, facts.program.products
+    inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    for step in in_launch_order(facts):
+        begins, ends = micro_batches(facts, step)
+        if not len(begins) or not program.optimizing[step[ends[-1] :]].any():
+            return None
+        # Without a forward pass of its own, a backward pass goes over the graph of the one before.
+        forward = np.array([products[step[a:b]].sum() for a, b in zip(np.r_[0, ends[:-1]], begins, strict=True)])
+        if forward.min() < _ALIKE * forward.max() or forward.min() < _LEAST_KERNELS:
+            return None
+        inside[step[: ends[-1]]] = True
+        counts.append(len(begins))
+    return Passes(int(np.median(counts)), inside) if counts else None
 
 
 def _joined_passes(facts: Facts) -> Passes | None:
-    """Passes that launch the same kernels and whose results are concatenated or whose gradients are summed."""
+    """Passes that launch the same kernels and whose results are concatenated."""
     program = facts.program
-    joining, backward = program.marked("concatenation"), program.marked("backward")
-    optimizing = program.optimizing
-    inside, counts, is_apart = np.zeros(facts.work.height, dtype=np.bool_), [], True
+    joining = program.marked("concatenation")
+    inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does.
     draws, chooses = program.labelled("random"), program.marked("searching")
     for step in program.by_step():
@@ -238,14 +255,12 @@ def _joined_passes(facts: Facts) -> Passes | None:
             return None
         one_pass, end = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
         joined = joining[end] & ~np.isin(program.launched_as(end), codes[begin : begin + period])
-        summed = backward[one_pass].any() and not optimizing[one_pass].any() and optimizing[rows[stop:]].any()
         is_drawn = draws[one_pass].any() and chooses[one_pass].any()
-        if stop - begin < _PASSES_SHARE * stop or not (summed or (joined.any() and not is_drawn)):
+        if stop - begin < _PASSES_SHARE * stop or not joined.any() or is_drawn:
             return None
-        is_apart = is_apart and bool(summed)
         inside[step[places[begin] : places[stop - 1] + 1]] = True  # with fills and copies between the kernels
         counts.append(repeats)
-    return Passes(int(np.median(counts)), inside, is_apart) if counts else None
+    return Passes(int(np.median(counts)), inside, is_apart=False) if counts else None
 
 
 def _image_passes(facts: Facts) -> Passes | None:
@@ -474,6 +489,43 @@ _MOST_PRODUCTS: Final = 20_000
 def longest(values: Bools) -> int:
     """The length of the longest run of true values."""
     return int(np.diff(np.flatnonzero(np.r_[True, ~values, True])).max()) - 1
+
+
+def in_launch_order(facts: Facts) -> Iterator[Int64s]:
+    """The rows of `Facts.work` of each step and GPU, in the order of their launches."""
+    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
+    for rows in facts.program.by_step():
+        in_order = rows[np.lexsort((launched[rows], device[rows]))]
+        yield from np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1)
+
+
+#: Micro-batches launch equal kernels, but for this share. Passes over other networks launch other kernels.
+_ALIKE: Final = 0.9
+
+
+def micro_batches(facts: Facts, work: Int64s) -> tuple[Int64s, Int64s]:
+    """Where the backward passes of the micro-batches of a step begin and end; none if there are not at least two.
+
+    A micro-batch is a backward pass that other work separates from the next one, without an optimizer in between, and
+    that launches the same kernels.
+
+    Args:
+        work: rows of `Facts.work` of the step, in the order of their launches.
+    """
+    program, backward = facts.program, backward_work(facts)
+    adds, codes = program.marked("adding"), program.name_codes
+    edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
+    begins, ends = edges[::2], edges[1::2]
+    long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
+    begins, ends = begins[long], ends[long]
+    none = begins[:0], ends[:0]
+    if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
+        return none
+    # The first micro-batch hands its gradients over, the others add theirs.
+    parts = [work[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    kernels = np.stack([np.bincount(codes[part[~adds[part]]], minlength=codes.max() + 1) for part in parts])
+    common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))
+    return (begins, ends) if (common >= _ALIKE * all_of).all() else none
 
 
 @once

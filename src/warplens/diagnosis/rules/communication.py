@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -19,9 +19,9 @@ from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, gain_of
 from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of
 from warplens.diagnosis.run import Run, run_of
-from warplens.diagnosis.structure import backward_work
+from warplens.diagnosis.structure import backward_work, in_launch_order, micro_batches
 from warplens.diagnosis.thresholds import Thresholds
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s
 
 _NO_SYNC: Final = (
     "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too"
@@ -99,40 +99,25 @@ _ONCE: Final = Remedy(
 )
 
 
-#: Micro-batches are alike: they launch equal kernels, but for this share, and their sums take this part of the time of
-#: the last ones at least. Statistics of batch norms take less, and other networks launch other kernels.
-_ALIKE: Final = 0.9
+#: The sums of each micro-batch take this part of the time of the last ones at least: statistics of norms take less.
 _LEAST_SUMS: Final = 0.5
 #: Least share of sums that a forward pass waits for, if layers are split over GPUs.
 _LEAST_OF_LAYERS: Final = 0.25
 
 
-def _in_launch_order(facts: Facts) -> Iterator[Int64s]:
-    """The rows of `Facts.work` of each step and GPU, in the order of their launches."""
-    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
-    for rows in facts.program.by_step():
-        in_order = rows[np.lexsort((launched[rows], device[rows]))]
-        yield from np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1)
-
-
 def _accumulated(facts: Facts) -> tuple[Bools, float]:
     """Sums of gradients that a later micro-batch of their step sums again, and micro-batches per step.
 
-    A micro-batch is a backward pass that other work separates from the next one, without an optimizer in between, and
-    that launches the same kernels. Sums in forward passes belong to layers that are split over GPUs, which cannot wait.
+    Sums in forward passes belong to layers that are split over GPUs, which cannot wait.
     """
-    program, backward = facts.program, backward_work(facts)
+    program = facts.program
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     sums = program.having("label", "communication") & program.marked("summing")
     launched, lengths = facts.work["launch_start_ns"].fill_null(-1).to_numpy(), facts.lengths
-    adds, codes = program.marked("adding"), program.name_codes
-    for rows in _in_launch_order(facts) if sums.any() else ():
+    for rows in in_launch_order(facts) if sums.any() else ():
         work, collectives = rows[~sums[rows]], rows[sums[rows]]
-        edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
-        begins, ends = edges[::2], edges[1::2]
-        long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
-        begins, ends = begins[long], ends[long]
-        if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
+        begins, ends = micro_batches(facts, work)
+        if not len(begins):
             continue
         # Sums are issued while their backward pass is, or right after it.
         passes = np.searchsorted(launched[work[begins]], launched[collectives], side="right") - 1
@@ -140,11 +125,7 @@ def _accumulated(facts: Facts) -> tuple[Bools, float]:
         if not ((passes >= 0) & (launched[collectives] < forward[passes])).all():
             continue
         spent = np.bincount(passes, weights=lengths[collectives], minlength=len(begins))
-        # The first micro-batch hands its gradients over, the others add theirs.
-        parts = [work[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        kernels = np.stack([np.bincount(codes[part[~adds[part]]], minlength=codes.max() + 1) for part in parts])
-        common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))
-        if (common >= _ALIKE * all_of).all() and spent.min() >= _LEAST_SUMS * spent[-1] > 0:
+        if spent.min() >= _LEAST_SUMS * spent[-1] > 0:
             again[collectives[passes < len(begins) - 1]] = True
             counts.append(len(begins))
     return again, float(np.mean(counts)) if counts else 1.0
@@ -158,7 +139,7 @@ def _of_layers(facts: Facts, claimed: Spent) -> bool:
     program, backward = facts.program, backward_work(facts)
     sums = program.having("label", "communication") & program.marked("summing")
     needed = np.zeros(len(sums), dtype=np.bool_)
-    for rows in _in_launch_order(facts):
+    for rows in in_launch_order(facts):
         places = np.flatnonzero(sums[rows])
         forward = np.r_[np.flatnonzero((program.products & ~backward)[rows]), len(rows)]
         others = np.r_[np.flatnonzero((backward | program.optimizing)[rows]), len(rows)]

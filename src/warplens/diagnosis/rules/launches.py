@@ -256,8 +256,9 @@ class LaunchOverhead(Rule):
         passes = passes_apart(facts, claims)
         graph = facts.replayed("cuda-graph") if claimed else None
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
+        merged_less = None
         if merged is not None and graph is not None and merged.expected < graph.expected:
-            merged = None
+            merged, merged_less = None, merged
         turns = turns_of_step(facts) if claimed and merged is None else None
         at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
         cells = _recurrence(facts) if claimed and merged is None and turns is None else None
@@ -340,6 +341,7 @@ class LaunchOverhead(Rule):
                 _ONE_RECURRENCE if cells is not None else None,
                 graphed if replayed is graph else bringing(graphed, graph),
                 bringing(_ALL_TURNS, at_once) if is_sequential else None,
+                bringing(as_one_batch(passes), merged_less) if merged_less is not None else None,
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
