@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import kernel, launch, trace
+from tests.analysis.random_traces import any_trace
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import record
@@ -36,6 +37,15 @@ def test_work_and_pauses_add_up_to_the_window_and_claims_to_no_more(program: pro
     facts = _facts(record(program))
     assert facts.wall_ns == facts.window.duration_ns
     assert 0 <= _claimed_ns(facts) <= facts.wall_ns
+
+
+@given(any_trace(devices=(0, 1, 2), steps=True))
+def test_waits_for_another_gpu_are_told_apart_without_a_nanosecond_lost(profile: Trace) -> None:
+    facts = _facts(profile, "all")
+    assert sum(spent.total for spent in facts.causes.values()) == facts.idle_ns
+    assert all((spent.ns >= 0).all() for spent in facts.causes.values())
+    assert 0 <= facts.own_idle_ns <= facts.idle_ns
+    assert _claimed_ns(facts) <= facts.wall_ns
 
 
 _KINDS = st.sampled_from([BF16_GEMM, FP32_GEMM, ADD, ADDCDIV, NCCL])

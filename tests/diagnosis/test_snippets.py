@@ -21,7 +21,8 @@ from warplens.diagnosis import fitting, rule
 _FILES: Final = (rule, fitting)
 #: Lines that are no Python: commands, environment variables, and code of CUDA C++.
 _OTHER: Final = re.compile(
-    r"(?:export |[A-Z_]+=\S+ python |nsys |ncu |nvidia-smi |numactl |py-spy |rocprof|warplens |vllm |//|cuda[A-Z]|__)"
+    r"(?:export |[A-Z_]+=\S+ python |nsys |ncu |nvidia-smi |numactl |py-spy |rocprof|torchrun |warplens |vllm |//|"
+    r"cuda[A-Z]|__)"
 )
 #: Short names in that code → where they come from.
 _NAMES: Final = {

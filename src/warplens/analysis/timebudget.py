@@ -10,6 +10,9 @@ The work that ends a gap gives the thread that had to issue it, and when. That s
   device's `start-latency`; a long one is a `dependency` where the work before it ran on another stream or other devices
   were at work meanwhile, and otherwise `submission` (batched submission under Windows, another program on the GPU).
 
+A host that waits in a synchronization while another device of its process works waits for that device, because this
+one is idle: this is a `dependency` as well.
+
 Where the GPU ran dry while the host waited in a synchronization, the time from that call's return until the next work
 begins is `refill`: the cost of a drained pipeline. It is limited to the time that the host lost by waiting: without the
 wait the host would have been at the same place earlier by the time it waited for a busy GPU. The delay that the next
@@ -35,12 +38,14 @@ from warplens.analysis.intervals import (
     Owned,
     clip,
     complement,
+    intersection,
     measure_before,
     owned_union,
     subtract,
     total,
     touches,
     union,
+    without,
 )
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timeline import Timeline
@@ -144,7 +149,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
             timeline, device, states["synchronization"], gap_starts[own_gaps], issued_at
         )
         refilling[own_gaps] = issued_at - refill_start
-        for cause, intervals in states.items():
+        for cause, intervals in _by_device(timeline, device, pid, states).items():
             overlapping = np.flatnonzero(touches(intervals, gap_starts[own_gaps], issued_at))
             if not len(overlapping):
                 continue
@@ -159,6 +164,18 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
         parts, gap_rows, _is_graph_launch(calls, call), not_issued_ns, refilling, returned - issued, queued_ns, lost_ns
     )
     return IdleGaps(gaps, parts.columns, ended_by)
+
+
+def _by_device(timeline: Timeline, device: int, process: int, states: dict[str, Intervals]) -> dict[str, Intervals]:
+    """The states of a thread during pauses of this device: its waits while others of the process work are for those."""
+    work = timeline.work
+    if timeline.work_on(device).height == work.height:
+        return states
+    others = work.select("start_ns", "end_ns").filter((work["device"] != device) & (work["process"] == process))
+    elsewhere, waits = union(Intervals.of(others)), states["synchronization"]
+    if not len(elsewhere.starts):
+        return states
+    return {**states, "synchronization": without(waits, elsewhere), "dependency": intersection(waits, elsewhere)}
 
 
 def _issuers(calls: pl.DataFrame, rows: Int64s) -> tuple[pl.DataFrame, Int64s]:

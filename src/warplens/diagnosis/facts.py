@@ -26,6 +26,7 @@ from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
+from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, told_apart
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
 from warplens.diagnosis.pace import Gain, Less, Pace
@@ -110,7 +111,8 @@ class Facts:
     window: Window
     work: pl.DataFrame  #: `WORK`
     gaps: pl.DataFrame  #: `GAPS`
-    causes: Mapping[str, Spent]  #: cause of `IDLE_CAUSES` → its time in each pause
+    #: cause of `IDLE_CAUSES` → its time in each pause; waits for another GPU of the process are `UNEVEN` or `IN_TURN`
+    causes: Mapping[str, Spent]
     host: HostLoad  #: activity of the launching threads
     devices: tuple[Device, ...] = ()  #: the GPUs that worked, as far as the profile describes them
     predictions: Mapping[str, Prediction] = field(default_factory=dict)  #: modelled step times, by change
@@ -121,6 +123,7 @@ class Facts:
     #: the headroom of each GPU over the whole window, computed on first use
     headrooms: Callable[[], Sequence[Headroom]] = tuple
     budgets: tuple[TimeBudget, ...] = ()  #: the time budgets of the whole window
+    sharings: tuple[Sharing, ...] = ()  #: processes that drive several GPUs
     whole: Facts | None = None  #: for a phase, the facts of the whole window
     #: part, gap_part: for a phase, its rows in `whole.work` and `whole.gaps`
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
@@ -152,6 +155,11 @@ class Facts:
     def idle_ns(self) -> int:
         """Time during which GPUs were idle."""
         return int(self.pause_lengths.sum())
+
+    @property
+    def own_idle_ns(self) -> int:
+        """Idle time without that in which a GPU waits for another one of its process, which only sharing removes."""
+        return self.idle_ns - self.idle(UNEVEN, IN_TURN)
 
     @property
     def wall_ns(self) -> int:
@@ -501,6 +509,10 @@ def gather(
     host, phases = host_load(timeline, window, thresholds.readback_bytes), _phases(timeline, window)
     work = _contiguous([_work(timeline, budget, phases, counted) for budget in budgets], WORK)
     gaps = _contiguous([_gaps(timeline, budget, phases) for budget in budgets], GAPS)
+    causes = _causes(budgets)
+    shared = () if len(budgets) < 2 or window.range_name else tuple(sharings(timeline, window, work, gaps, causes))
+    if shared:
+        causes = told_apart(causes, (gaps["end_ns"] - gaps["start_ns"]).to_numpy(), shared)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -510,7 +522,7 @@ def gather(
         window=window,
         work=work,
         gaps=gaps,
-        causes=_causes(budgets),
+        causes=causes,
         host=host,
         devices=tuple(device for device in devices if device is not None),
         thresholds=thresholds,
@@ -518,6 +530,7 @@ def gather(
         notes=tuple(notes),
         headrooms=headrooms,
         budgets=tuple(budgets),
+        sharings=shared,
     )
 
 

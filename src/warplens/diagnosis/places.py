@@ -41,6 +41,8 @@ _LINE: Final = lazy_pattern(r"^(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)$"
 def located(facts: Facts, claims: Claims, finding: Finding) -> Finding:
     """The finding with its main places, and with `where` by these places if it is located by calls."""
     by = rule(finding.id).located
+    if by is None:
+        return finding
     main = places(facts, claims, finding.id, by)
     names = tuple(dict.fromkeys(name for place in main if (name := place.operator or place.range)))
     return replace(finding, places=main, where=names if names and by != "work" else finding.where)

@@ -168,7 +168,8 @@ class Rule:
     precedence: ClassVar[Precedence] = "inferred"  #: how sure its claim on GPU work is
     #: model of its gain if only GPU work gets less; it sets the width of the interval
     model: ClassVar[Model] = "traffic"
-    located: ClassVar[Located] = "work"  #: kind of calls or work that its places count (`warplens.diagnosis.places`)
+    #: kind of calls or work that its places count (`warplens.diagnosis.places`); None for a cause without a place
+    located: ClassVar[Located | None] = "work"
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Share of the time of each piece of GPU work that goes away with the cause; None for no work."""
@@ -265,7 +266,7 @@ class Rule:
         # A replayed gain of a cause that hardly shows has another reason, such as a second thread.
         if replayed is not None and bound_of(facts, claimed_ns, issuing_ns) >= limits.raise_ceiling:
             # Pauses that no host could avoid stay.
-            avoidable = facts.idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
+            avoidable = facts.own_idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
             most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
             gain = min(replayed.expected, most)
             at_least = max(at_least, 1 + (min(replayed.high, most) - 1) * NOISE)

@@ -399,6 +399,8 @@ _CAUSES: Final = {
     "start-latency": "start latency",
     "profiler": "profiler overhead",
     "unknown": "cause not recorded",
+    "uneven-gpus": "waiting for the busiest GPU",
+    "gpus-in-turn": "waiting for the turn of another GPU",
 }
 
 

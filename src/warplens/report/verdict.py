@@ -277,6 +277,10 @@ _EVIDENCE_WORDS: Final = {
     "unused_numbers": "of the gradients' numbers unused",
     "used_rows": "table rows used",
     "known_work": "work known for",
+    "gpus": "GPUs of the process",
+    "gpus_at_once": "GPUs at work at once",
+    "most_to_others": "work of the busiest over that of the others",
+    "busiest_busy": "busiest GPU busy",
     "waited": "exposed waiting of other ranks",
 }
 

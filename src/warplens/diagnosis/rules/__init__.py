@@ -18,7 +18,7 @@ __all__ = ["FINDING_IDS", "RULES", "rule"]
 #: those of waits and copies, the later one has it, among all others the earlier one. Other modules follow, by name.
 _ORDER: Final = (
     "communication", "caches", "gradients", "launches", "waits", "copies", "inside", "kernels", "optimizer",
-    "precision", "attention", "formats", "weights", "ranks", "repetition", "results", "rows", "stalls",
+    "precision", "attention", "formats", "weights", "ranks", "devices", "repetition", "results", "rows", "stalls",
 )  # fmt: skip
 
 

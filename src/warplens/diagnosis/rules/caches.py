@@ -346,7 +346,7 @@ class GrowingCache(StructureRule):
     def _removable_ns(self, facts: Facts, copies: Bools) -> int:
         """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
         other_passes = facts.program.passes & ~copies
-        return time_of(facts.program, copies) + facts.idle_ns + time_of(facts.program, other_passes) // 2
+        return time_of(facts.program, copies) + facts.own_idle_ns + time_of(facts.program, other_passes) // 2
 
     def _growth(self, facts: Facts, copies: Bools) -> float | None:
         """Growth of their time from step to step, as a share of it; None if there are too few or they do not grow."""

@@ -452,10 +452,10 @@ class UnbucketedCommunication(RanksRule):
         per_step = len(small) / ranks / steps
         transferred = gains_of(run.ranks, with_work_between, 1 - saved_share)
         return self.costing(
-            run,
             limits,
             # Merged collectives take less time on the GPU, and their host issues fewer: the larger gain counts.
             tuple(map(max, sorted(transferred), sorted(issued))),
+            sure=run.sure,
             bound=max(bound, most),
             title=f"There are {per_step:,.0f} small collectives per step, which could be merged into a few",
             confidence="high" if known and run.sure else "medium" if run.sure else "low",
@@ -541,9 +541,9 @@ class UnbucketedCommunication(RanksRule):
             return None
         count = self._per_step(run)
         return self.costing(
-            run,
             limits,
             gains,
+            sure=run.sure,
             bound=bound,
             title=self.handled_title.format(share=percent(share), count=f"{count:,.0f}"),
             confidence="high" if run.sure else "medium",

@@ -295,7 +295,7 @@ class BlockingCopy(Rule):
             else replayed,
             busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
-            bound_ns=facts.idle_ns + claims.busy_ns(self.id),
+            bound_ns=facts.own_idle_ns + claims.busy_ns(self.id),
         )
 
     def _once(self, facts: Facts) -> Iterator[Remedy]:
@@ -597,5 +597,5 @@ class AllocatorChurn(Rule):
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             replayed=facts.replayed("cached-allocation") if claimed else None,
             at_least=predicted(facts, "cached-allocation"),
-            bound_ns=facts.idle_ns,
+            bound_ns=facts.own_idle_ns,
         )

@@ -324,7 +324,7 @@ class UnusedGradients(StructureRule):
                 "unused_gradients_per_step": found.gradients / facts.steps,
                 "unused_numbers_share": found.numbers_share,
             },
-            bound_ns=time_of(facts.program, found.share > 0) + facts.idle_ns,
+            bound_ns=time_of(facts.program, found.share > 0) + facts.own_idle_ns,
             title=self.inputs_title if found.inputs else "",
             remedies=_OF_INPUTS if found.inputs else _OF_WEIGHTS,
         )

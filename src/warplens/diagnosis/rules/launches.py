@@ -320,7 +320,7 @@ class LaunchOverhead(Rule):
             issuing_ns=claims.issuing_ns[self.id],
             # Graphs remove every pause, and fused kernels most passes over memory. One batch instead of equal passes
             # may take no longer than one of them.
-            bound_ns=facts.idle_ns
+            bound_ns=facts.own_idle_ns
             + max(
                 facts.own_ns_having("label", *PASSES),
                 int(facts.program.own_ns[passes.work].sum() * passes.freed),

@@ -318,7 +318,7 @@ class UnfusedOptimizer(Rule):
             replayed=self._as_one_group(facts, lists, groups) if many else None,
             busy_ns=claims.busy_ns(self.id),
             bound_ns=claimed
-            + facts.idle_ns
+            + facts.own_idle_ns
             - claims.idle_ns(self.id)
             + (int(0.35 * facts.program.own_ns[lists].sum()) if foreach else 0),
         )

@@ -36,10 +36,10 @@ class RanksRule(Rule):
 
     def costing(
         self,
-        run: Run,
         limits: Thresholds,
         gains: Sequence[float],
         *,
+        sure: bool,
         bound: float,
         title: str,
         confidence: Confidence,
@@ -52,6 +52,7 @@ class RanksRule(Rule):
 
         Args:
             gains: the expected gain and the ends of its interval, in any order.
+            sure: whether the window has several steps.
             title, confidence, where, remedies: as in `Finding`.
             evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
             warning: least gain of a warning, if larger than `warning_ceiling`.
@@ -60,7 +61,7 @@ class RanksRule(Rule):
         bound = max(bound, high)
         severity: Severity = "info"
         if expected >= (warning or limits.warning_ceiling):
-            severity = "critical" if expected >= limits.critical_ceiling and run.sure else "warning"
+            severity = "critical" if expected >= limits.critical_ceiling and sure else "warning"
         told = told_of(remedies, expected, (low, high), bound)
         return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told)
 
@@ -210,9 +211,9 @@ class PipelineBubble(RanksRule):
         )
         uneven = run.result.balance.imbalance
         return self.costing(
-            run,
             limits,
             (low, expected, high),
+            sure=run.sure,
             bound=max(bound_of(run.ranks[rank], spent) for rank, spent in waited.items()),
             title=f"Stages of a pipeline wait for each other: {batches} for {stages} stages",
             confidence="medium" if run.sure else "low",
@@ -479,9 +480,9 @@ class Straggler(RanksRule):
         waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
         exposed = dict(waits.select("rank", "exposed_wait_ns").iter_rows())
         return self.costing(
-            run,
             limits,
             gains,
+            sure=run.sure,
             bound=behind * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",

@@ -199,7 +199,7 @@ class Recomputation(StructureRule):
                 title=self.growing_title,
                 confidence="high",
                 evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
-                bound_ns=time_of(facts.program, growing.share > 0) + facts.idle_ns,
+                bound_ns=time_of(facts.program, growing.share > 0) + facts.own_idle_ns,
                 remedies=_CACHED,
             )
         projected = self._projected(facts)
@@ -228,7 +228,7 @@ class Recomputation(StructureRule):
                 title=self.encoded_title,
                 confidence="medium",  # the input has the same size; that it is the same is inferred
                 evidence={"passes_per_step": encoders, "repeated_per_step": int(again.sum()) / facts.steps},
-                bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
+                bound_ns=claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id),
                 remedies=_ENCODED_ONCE,
             )
         forward = facts.program.is_kernel & ~backward_work(facts)
@@ -244,7 +244,7 @@ class Recomputation(StructureRule):
                 "backward_passes_per_step": passes if passes > 1 else None,
             },
             # The bookkeeping of checkpoints goes as well, which saves and restores random states.
-            bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
+            bound_ns=claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id),
             remedies=_ONE_PASS
             if passes > 1
             else (

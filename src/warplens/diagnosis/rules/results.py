@@ -170,7 +170,7 @@ class UnusedResults(StructureRule):
             claims,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
             evidence={"unread_products_per_step": int(unread.sum()) / facts.steps, "read_share": read},
-            bound_ns=time_of(facts.program, unread) + facts.idle_ns,
+            bound_ns=time_of(facts.program, unread) + facts.own_idle_ns,
             remedies=(
                 Remedy(
                     "Compute only what is read",

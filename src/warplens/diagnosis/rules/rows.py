@@ -293,7 +293,7 @@ class ScatteredAccess(StructureRule):
                 "used_rows_share": None if dense is None else dense.used_share,
             },
             bound_ns=int(0.97 * time_of(program, claimed | scattered | program.passes))
-            + (facts.idle_ns if matrices else 0),
+            + (facts.own_idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(_GROUPED,)
             if matrices

@@ -386,7 +386,7 @@ class HostStall(Rule):
             replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept) if claimed else None,
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
-            bound_ns=facts.idle_ns + copies,
+            bound_ns=facts.own_idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
             # Unknown host work may take many times as long in another run, as garbage collection does.
             bound_known=on_data or is_known,

@@ -342,5 +342,5 @@ class HostSync(Rule):
             busy_ns=claims.busy_ns(self.id),
             issuing_ns=claims.issuing_ns[self.id],
             at_least=predicted(facts, "no-synchronization"),
-            bound_ns=facts.idle_ns + claims.busy_ns(self.id),
+            bound_ns=facts.own_idle_ns + claims.busy_ns(self.id),
         )

@@ -82,7 +82,7 @@ class WeightBound(StructureRule):
 
     def _whole_share(self, facts: Facts, count: int) -> float:
         """Share of the window that a batch of `count` saves, time of other claims and pauses included."""
-        saved = self._shared(facts, count) @ facts.program.own_ns + (1 - 1 / count) * facts.idle_ns
+        saved = self._shared(facts, count) @ facts.program.own_ns + (1 - 1 / count) * facts.own_idle_ns
         return float(saved) / facts.wall_ns
 
     def _gain(self, facts: Facts, count: int) -> float:

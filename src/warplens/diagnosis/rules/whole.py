@@ -459,7 +459,7 @@ def _find_pauses(facts: Facts) -> Remedy:
         "Find out what the GPU waits for",
         "warplens budget PATH  # its idle time by cause\n"
         "warplens code PATH  # operator, range and source line of each wait, copy and launch",
-        f"at most {times(ceiling(facts.wall_ns, facts.idle_ns))}: all of its idle time",
+        f"at most {times(ceiling(facts.wall_ns, facts.own_idle_ns))}: all of its idle time",
     )
 
 
@@ -570,7 +570,7 @@ class Saturated(Rule):
         return self.described(
             facts,
             confidence="high" if facts.sure and not hidden else "medium",
-            gain=ceiling(facts.wall_ns, facts.idle_ns),
+            gain=ceiling(facts.wall_ns, facts.own_idle_ns),
             evidence={
                 "to_roof_share": facts.to_roof_share,
                 "between_queued_kernels_share": facts.idle("start-latency") / facts.wall_ns,

@@ -1,0 +1,120 @@
+"""For how long a GPU is idle because another GPU of its process is at work.
+
+A host that drives several GPUs is as fast as the busiest of them, whatever else changes. With `T` the window, `M` the
+busy time of the busiest GPU of a process, and `U` the time in which any of its GPUs works:
+
+* a GPU with less work waits for the busiest one for the difference of their busy times. This much of its idle time
+  while the busiest GPU works is due to uneven work. `T − M` of its idle time is left, as on the busiest GPU;
+* GPUs that take turns wait for each other for `U` less their own busy time. Nothing but other work at the same time
+  shortens `U`; the step takes `T − (U − M)` if they all worked at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.frames import Spent
+from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.profile.schema import Int64s
+
+#: Findings on this idle time, which is also a cause in `Facts.causes`, by the same names.
+UNEVEN: Final = "uneven-gpus"
+IN_TURN: Final = "gpus-in-turn"
+
+#: GPUs take turns if some of them work for this share of the window while the busiest one is idle. Equal work that the
+#: host issues to one GPU after the other is apart by the time of issuing it.
+_LEAST_TURNS: Final = 0.05
+#: While others work, each spends this share of its idle time with queued work, or with a host that waits for another
+#: GPU. A host that only issues work too slowly makes GPUs take turns as well, and is another cause.
+_WAITING_SHARE: Final = 0.5
+_WAITING: Final = ("dependency", "blocking-copy")
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """The GPUs of one process."""
+
+    devices: tuple[int, ...]  #: CUDA ordinals, the busiest first
+    busy_ns: tuple[int, ...]  #: busy time of each in the window
+    any_busy_ns: int  #: time in which at least one works
+    waits: Spent  #: time of each pause of the window in which a GPU waits for another one of the process
+    in_turn: bool  #: whether they take turns; otherwise they wait for the busiest one
+
+    @property
+    def evened_ns(self) -> float:
+        """Mean of their busy times: that of the busiest, with the same work dealt out evenly."""
+        return sum(self.busy_ns) / len(self.busy_ns)
+
+    @property
+    def together_ns(self) -> int:
+        """By how much the window is shorter if they all work at the same time."""
+        return self.any_busy_ns - self.busy_ns[0]
+
+
+def sharings(
+    timeline: Timeline, window: Window, work: pl.DataFrame, gaps: pl.DataFrame, causes: Mapping[str, Spent]
+) -> Iterator[Sharing]:
+    """How each process that drives several GPUs, which no other process uses, shares its work among them.
+
+    Args:
+        work, gaps, causes: as in `Facts`.
+    """
+    pairs = work.select("process", "device").unique()
+    alone = pairs.filter((~pl.col("device").is_duplicated()).all().over("process"))
+    for group in alone.partition_by("process"):
+        if group.height > 1:
+            yield _sharing(timeline, window, group["device"].sort().to_list(), gaps, causes)
+
+
+def _sharing(
+    timeline: Timeline, window: Window, devices: Sequence[int], gaps: pl.DataFrame, causes: Mapping[str, Spent]
+) -> Sharing:
+    busy = {device: clip(timeline.busy(device), window.start_ns, window.end_ns) for device in devices}
+    times = {device: total(busy[device]) for device in devices}
+    order = sorted(devices, key=lambda device: -times[device])
+    some = union(Intervals(*(np.concatenate(edges) for edges in zip(*busy.values(), strict=True))))
+    starts, ends = gaps["start_ns"].to_numpy(), gaps["end_ns"].to_numpy()
+
+    def during(work: Intervals) -> Int64s:
+        return measure_before(work, ends) - measure_before(work, starts)
+
+    elsewhere, beside = during(some), during(busy[order[0]])
+    waiting = np.minimum(sum(causes[cause].whole() for cause in _WAITING), elsewhere)
+    of_device = {device: np.flatnonzero((gaps["device"] == device).to_numpy()) for device in devices}
+    in_turn = total(some) - times[order[0]] >= _LEAST_TURNS * window.duration_ns and all(
+        waiting[rows].sum() >= _WAITING_SHARE * elsewhere[rows].sum() for rows in of_device.values()
+    )
+    waits = np.zeros(gaps.height, dtype=np.int64)
+    for device, rows in of_device.items():
+        less = times[order[0]] - times[device]
+        part = less / max(int(beside[rows].sum()), 1)
+        waits[rows] = elsewhere[rows] if in_turn else (beside[rows] * part).astype(np.int64)
+    return Sharing(tuple(order), tuple(times[device] for device in order), total(some), Spent.of(waits), in_turn)
+
+
+def told_apart(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[Sharing]) -> dict[str, Spent]:
+    """The causes of each pause, with the time of `Sharing.waits` as causes of their own.
+
+    It is taken from waits for other work, and beyond those from all other causes alike.
+    """
+    apart = dict(causes)
+    for id_, in_turn in ((UNEVEN, False), (IN_TURN, True)):
+        waits = [sharing.waits for sharing in found if sharing.in_turn is in_turn]
+        if not waits:
+            continue
+        waited, depending = reduce(Spent.plus, waits).whole(), causes["dependency"].whole()
+        first = np.minimum(waited, depending)
+        share = (waited - first) / np.maximum(lengths - depending, 1)
+        moved = {cause: spent.times(share) for cause, spent in causes.items() if spent}
+        moved["dependency"] = Spent.of(first)
+        apart |= {cause: apart[cause].plus(spent, -1) for cause, spent in moved.items()}
+        apart[id_] = reduce(Spent.plus, moved.values())
+    return apart
