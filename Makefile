@@ -12,8 +12,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 GPU_TESTS := tests/workloads tests/adaptive tests/collect/test_recording.py
 
 SECONDS ?= 3600
+OLDEST ?= .venv-oldest
 
-.PHONY: help demo test test-all test-every test-gpu fuzz lint format bench docs new-table new-finding new-format clean
+.PHONY: help demo test test-all test-every test-oldest test-gpu fuzz lint format bench docs new-table new-finding new-format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -47,6 +48,19 @@ test-all: $(VENV)/.installed-dev ## run the slow tests, too, on a quarter of all
 test-every: $(VENV)/.installed-dev ## run all tests on all recordings (an hour and more on two cores)
 	@$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many
 
+$(OLDEST)/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(OLDEST)
+	@sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml > $(OLDEST)/oldest.txt
+	@$(OLDEST)/bin/python -m pip --disable-pip-version-check --quiet install --constraint $(OLDEST)/oldest.txt \
+		--editable . pytest pytest-xdist hypothesis perfetto
+	@touch $@
+
+# The oldest Typer warns of the newest Click; the chart library in the package is that of the pinned version.
+test-oldest: $(OLDEST)/.installed ## readers and reports with the oldest version of each library that is allowed
+	@$(OLDEST)/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow" \
+		-W ignore::DeprecationWarning tests/readers tests/report \
+		--deselect tests/report/test_html.py::test_the_chart_library_is_the_one_that_charts_are_written_for
+
 test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment
 	@$(PYTEST) $(GPU_TESTS) -ra
 
@@ -73,4 +87,4 @@ new-table new-finding new-format: $(VENV)/.installed-dev ## add a command, a fin
 	@$(BIN)/python examples/additions/add.py $(@:new-%=%) $(NAME)
 
 clean: ## remove everything that the other commands made
-	rm -rf $(VENV) $(REPORT) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLDEST) $(REPORT) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
