@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import shipped as stored
-from tests.analysis.builders import kernel, launch, trace
+from tests.analysis.builders import call, kernel, launch, trace
 from tests.analysis.simulator import run
 from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.recorder import GRAPH_GAP_NS
@@ -79,6 +79,38 @@ def test_cached_memory_neither_costs_nor_waits():
     churn: list[Operation] = [("allocate", 60 * US), *LAYER, ("allocate", 80 * US, "cudaFree")]
     found = predicted(run([*churn * 6, *END], STEPS))["cached-allocation"]
     assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 6, *END]), rel=0.001)
+
+
+def _fork(waits: bool) -> Trace:
+    """Steps of 10 ms of memory, and 1 ms of work before 1 ms on one stream beside 2 ms on another; the two meet."""
+    kernels, api, at = [], [], 0
+    for step in range(STEPS):
+        number = 4 * step + 1
+        # The memory is obtained after the second stream was made to wait.
+        issued = [at, *(at + (10_020 + 10 * place) * US for place in range(3))]
+        begins = [issued[0] + 6 * US, issued[1] + 6 * US, issued[2] + 6 * US, issued[2] + 2_010 * US]
+        lasts = [1_000 * US, 1_000 * US, 2_000 * US, 300 * US]
+        for place, (begin, last, stream) in enumerate(zip(begins, lasts, (7, 7, 8, 7), strict=True)):
+            api.append(launch(issued[place], issued[place] + 4 * US, number + place))
+            kernels.append(kernel(begin, begin + last, stream=stream, correlation=number + place))
+        api.append(call(at + 10 * US, at + 10_010 * US, "cudaMalloc"))
+        if waits:
+            api += [call(time, time + US, "cudaStreamWaitEvent") for time in (at + 6 * US, issued[2] + 6 * US)]
+        at = begins[3] + lasts[3] + 5 * US
+        api.append(call(issued[3] + 6 * US, at, "cudaDeviceSynchronize"))
+    return trace(kernels, api)
+
+
+def test_without_allocations_a_fork_still_waits_for_what_came_before_it():
+    found = predicted(_fork(waits=True))["cached-allocation"]
+    assert found.predicted_ns == pytest.approx(3_300 * US, rel=0.02)
+    assert not any("side by side" in text for text in found.assumptions)
+
+
+def test_streams_that_overlap_more_than_they_did_are_told():
+    found = predicted(_fork(waits=False))["cached-allocation"]
+    assert found.predicted_ns < 3_000 * US
+    assert any("streams run side by side" in text for text in found.assumptions)
 
 
 def test_without_the_stall_only_the_rest_of_the_step_is_left():

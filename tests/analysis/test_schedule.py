@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import call, kernel, launch, nvtx, overhead, trace
+from tests.analysis.builders import call, kernel, launch, nvtx, overhead, sync, trace
 from tests.analysis.simulator import GAP_NS, LATENCY_NS, Machine, run
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, Schedule, paced, replay
@@ -127,6 +127,57 @@ def test_without_a_record_of_stream_waits_the_order_that_never_broke_is_kept():
     overlapped = _two_streams(waits=[], overlap=True)
     assert overlapped[1::2] == [-1, -1, -1, -1]  # the second stream was seen not to wait for the first
     assert overlapped[::2] == [-1, 1, 3, 5]
+
+
+def _after(work: str, **kernels_at: tuple[int, int]) -> dict[str, str | None]:
+    """What each kernel waits for, of calls in order: kernels by a letter (capital ones on stream 8), and waits.
+
+    `>` makes an unknown stream wait, `7` and `8` the stream of that number. Each call takes 1 µs, 1 µs after another.
+
+    Args:
+        kernels_at: begin and end of each kernel in microseconds.
+    """
+    kernels, api, waits = [], [], []
+    for number, name in enumerate(work):
+        at = 2 * number * US
+        if name in kernels_at:
+            begin, end = kernels_at[name]
+            kernels.append(kernel(begin * US, end * US, name, correlation=number, stream=8 if name.isupper() else 7))
+            api.append(launch(at, at + US, number))
+        else:
+            api.append(call(at, at + US, "cudaStreamWaitEvent", number))
+            if name.isdigit():
+                place = {"stream": int(name)}
+                waits.append({**sync(at, at + US, "stream-wait-event", **place), "correlation": number})
+    found = schedule_of(trace(kernels, api, synchronizations=waits), "all")
+    issued = [name for name in work if name in kernels_at]
+    return {name: issued[at] if at >= 0 else None for name, at in zip(issued, found.schedule.after, strict=True)}
+
+
+@pytest.mark.parametrize("wait", [">", "8"])
+def test_a_wait_holds_for_what_was_issued_before_it(wait):
+    # B is issued between the wait and C, and runs beside it.
+    work = f"a{wait}bC>d"
+    found = _after(work, a=(20, 120), b=(121, 221), C=(150, 350), d=(380, 400))
+    assert found == {"a": None, "b": None, "C": "a", "d": "C"}
+
+
+@pytest.mark.parametrize("wait", [">", "7"])
+def test_work_waits_for_what_was_issued_before_the_work_ahead_of_it(wait):
+    found = _after(f"a>Cb{wait}d", a=(20, 120), C=(121, 221), b=(121, 321), d=(400, 430))
+    assert found == {"a": None, "C": "a", "b": None, "d": "C"}
+
+
+def test_a_wait_of_one_stream_does_not_hold_for_another():
+    times = {"a": (20, 30), "B": (50, 60), "c": (80, 90)}
+    assert _after("aB8c", **times) == {"a": None, "B": None, "c": None}
+    assert _after("aB7c", **times) == {"a": None, "B": None, "c": "B"}
+
+
+def test_a_wait_that_may_be_another_streams_orders_nothing_issued_earlier():
+    # Gradients b and c; the sum D of those before them is issued, and E waits for b, which c does not do for D.
+    found = _after("a>Db>Ec", a=(20, 30), D=(50, 60), b=(80, 90), E=(110, 120), c=(140, 150))
+    assert found == {"a": None, "D": "a", "b": None, "E": "b", "c": None}
 
 
 def test_long_pauses_are_stalls_and_short_ones_are_not():

@@ -15,6 +15,7 @@ from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
 from tests.diagnosis.programs import judged, verdict
 from warplens.diagnosis import Diagnosis, diagnose
+from warplens.diagnosis.program import Program
 
 SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
 LOG_SOFTMAX = SOFTMAX.replace("SoftMaxForwardEpilogue", "LogSoftMaxForwardEpilogue")
@@ -2094,3 +2095,27 @@ def test_a_sum_of_branches_that_begins_with_zero_is_told_without_shapes() -> Non
     finding = verdict(step).finding("unfused-chain")
     assert finding.remedies[0].action == FOLD
     assert finding.expected == pytest.approx(700 / 500, rel=0.03)
+
+
+def test_the_cost_of_a_diagnosis_grows_with_its_work_not_with_its_steps_times_its_work(monkeypatch):
+    counted: list[str] = []
+
+    def count(kind: type, name: str) -> None:
+        known = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, **more: (counted.append(name), known(*given, **more))[1])
+
+    def calls(steps: int) -> int:
+        machine = Machine()
+        for _ in range(steps):
+            with machine.step():
+                machine.launch(4 * US, ADD, times=30)
+                machine.launch(400 * US, BF16_GEMM)
+                machine.launch(2 * US, ADD, times=2)
+                machine.wait()
+        counted.clear()
+        judged(machine.trace())
+        return len(counted)
+
+    count(Program, "names")
+    count(pl.DataFrame, "select")
+    assert calls(60) <= calls(20) + 10

@@ -16,12 +16,14 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.hostpace import ALLOCATION, BLOCKING_COPY, SMALL_COPY_BYTES, SYNCHRONIZATION
+from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import (
     DEFAULT_LATENCY_NS,
     GRAPH_GAP_NS,
     GRAPH_LAUNCH_NS,
     RecordedSchedule,
+    Replayed,
     Schedule,
     as_graphs,
     replay,
@@ -375,7 +377,8 @@ def predictions(
         return ()
     steps = max(window.step_count, 1)
     measured = window.duration_ns
-    unchanged = replayed_ns(recorded)
+    as_recorded = replay(recorded.schedule)
+    unchanged, overlap_ns = recorded.duration_ns(as_recorded), _overlap_ns(as_recorded)
     error = abs(unchanged - measured) / measured
     if error > LARGEST_ERROR:
         return ()
@@ -394,11 +397,17 @@ def predictions(
         changed = apply(changes, recorded, timeline.trace.capture.devices)
         if changed is None:
             continue
-        predicted = recorded.duration_ns(replay(changed.schedule))
+        replayed = replay(changed.schedule)
+        predicted = recorded.duration_ns(replayed)
         if step_ns is not None and measured < unchanged:
             predicted = round(predicted * measured / unchanged)  # the GPU itself was faster without the profiler
         if predicted >= min(unchanged * (1 - _LEAST_EFFECT), measured):
             continue
+        assumptions = (*changed.assumptions, *common_assumptions)
+        more_overlap_ns = _overlap_ns(replayed) - overlap_ns
+        if more_overlap_ns > _LEAST_EFFECT * predicted and "overlapped-copies" not in changes:
+            longer = f"{more_overlap_ns / steps / 1e6:,.2f} ms longer" + " per step" * bool(window.step_count)
+            assumptions += (f"streams run side by side for {longer} than in the profile",)
         results.append(
             Prediction(
                 change=",".join(changes),
@@ -407,10 +416,16 @@ def predictions(
                 speedup=measured / max(predicted, 1),
                 model_error=error,
                 how="; ".join(CHANGES[change] for change in changes),
-                assumptions=(*changed.assumptions, *common_assumptions),
+                assumptions=assumptions,
             )
         )
     return tuple(sorted(results, key=lambda prediction: prediction.predicted_ns))
+
+
+def _overlap_ns(replayed: Replayed) -> int:
+    """How much longer all work together runs than the GPU is busy."""
+    intervals = Intervals(replayed.starts, replayed.ends)
+    return total(intervals) - total(union(intervals))
 
 
 def excerpt(timeline: Timeline, window: Window) -> Window:

@@ -6,9 +6,10 @@ The profile records begins and ends, not reasons. Reasons are inferred from the 
   on the GPU, and a launching call that was stuck behind a full queue. A copy that blocks the host waits for itself;
 * work that starts late although it had arrived and its stream was free waited for the work of another stream that ended
   just before;
-* work issued after work of another stream waits for it where the host asked for that in between
-  (`cudaStreamWaitEvent`). In a profile without such calls, the recorded order between two streams is kept wherever it
-  was never the other way round. Otherwise a faster host would run a collective beside the gradients that it sums.
+* work waits for what the host had issued on another stream before it asked for that (`cudaStreamWaitEvent`). Where the
+  two overlapped, that call was for something else, and the one before it counts. In a profile without such calls, the
+  recorded order between two streams is kept wherever it was never the other way round. Otherwise a faster host would
+  run a collective beside the gradients that it sums.
 
 Start costs are not taken from each start, but are one figure for each kind of work: the mean time from the return of
 the call to the begin of work that found its stream idle, and the mean time between two pieces of work of which the
@@ -57,6 +58,8 @@ _STUCK_FACTOR, _STUCK_NS, _FULL_QUEUE = 10, 50_000, 500
 #: Hidden order is looked for between this many streams at most; programs of thousands of streams exist, and each pair
 #: costs.
 _MOST_STREAMS: Final = 32
+#: In place of the number of the stream that waits: the profile does not tell it, or it is one of another device.
+_UNKNOWN, _ELSEWHERE = -1, -2
 #: Without the launching call of at least this share of the work, the host's side is not known well enough.
 _MIN_KNOWN_SHARE: Final = 0.95
 
@@ -331,42 +334,77 @@ class _Recorder:
         """For each piece of work one of another stream that it must wait for, though the host's pace may hide it.
 
         Returns:
-            The one that ended last among those issued since the work before it on its own stream (−1: none), and the
-                least time from that one's end to its begin.
+            The one that ended last (−1: none), and the least time from that one's end to its begin.
         """
-        numbers = np.arange(len(stream))
         after, gap = np.full_like(stream, -1), np.zeros_like(stream)
-        issued = self.work["launch_start_ns"].fill_null(-1).to_numpy()
-        wait_times, has_waits = self._stream_waits()
+        wait_times, waiting = self._stream_waits()
         streams = min(int(stream.max()) + 1, _MOST_STREAMS)
-        own_previous, latest = np.full_like(stream, -1), []
-        for number in range(streams):
-            latest.append(np.r_[-1, np.maximum.accumulate(np.where(stream == number, numbers, -1))[:-1]])
-            own_previous[stream == number] = latest[number][stream == number]
         for first_stream, second_stream in itertools.permutations(range(streams), 2):
-            rows = np.flatnonzero(stream == second_stream)
-            candidate = latest[first_stream][rows]
-            is_later = candidate > own_previous[rows]
-            rows, candidate = rows[is_later], candidate[is_later]
-            in_order = self.end[candidate] <= self.start[rows]
-            if has_waits:
-                between = np.searchsorted(wait_times, issued[rows]) > np.searchsorted(wait_times, issued[candidate])
-                in_order &= between & (issued[candidate] >= 0)
-            elif not in_order.all():
-                continue
-            rows, candidate = rows[in_order], candidate[in_order]
+            first, second = np.flatnonzero(stream == first_stream), np.flatnonzero(stream == second_stream)
+            if len(wait_times):
+                number = self.work["stream"][int(second[0])]
+                applies = (waiting == number) | (waiting == _UNKNOWN)
+                candidate = self._awaited(first, second, wait_times[applies], waiting[applies] == _UNKNOWN)
+            else:
+                candidate = self._always_before(first, second)
+            rows, candidate = second[candidate >= 0], candidate[candidate >= 0]
             newer = (after[rows] < 0) | (self.end[candidate] > self.end[after[rows]])
             after[rows[newer]] = candidate[newer]
         has_dependency = after >= 0
         gap[has_dependency] = np.minimum(self.start[has_dependency] - self.end[after[has_dependency]], _DEFAULT_GAP_NS)
         return after, gap
 
-    def _stream_waits(self) -> tuple[Int64s, bool]:
-        """Sorted times at which the process made a stream wait for an event, and whether the profile has such calls."""
+    def _always_before(self, first: Int64s, second: Int64s) -> Int64s:
+        """For each work of the second stream the last one of the first issued before it; −1 if one had not ended."""
+        position = np.searchsorted(first, second) - 1
+        candidate = np.where(position >= 0, first[position], -1)
+        known = candidate > np.r_[-1, second[:-1]]  # otherwise the order follows from that of the work before it
+        if (self.end[candidate[known]] > self.start[second[known]]).any():
+            return np.full_like(second, -1)
+        return np.where(known, candidate, -1)
+
+    def _awaited(self, first: Int64s, second: Int64s, wait_times: Int64s, of_any: Bools) -> Int64s:
+        """For each work of the second stream the one of the first that it waits for; −1 for none.
+
+        A wait holds for the next work of its stream, and for all that the host had issued before it. If that had not
+        ended when the work began, the wait was for something else, and the wait before it counts.
+
+        Args:
+            wait_times: begins of the calls that make the second stream wait, sorted.
+            of_any: which of them may be another stream's. Unless such a call comes directly before the work, it counts
+                only for what was issued since the work before it on its stream.
+        """
+        issued = self.work["launch_start_ns"].fill_null(-1).to_numpy()
+        first = first[issued[first] >= 0]
+        if not len(first) or not len(wait_times):
+            return np.full_like(second, -1)
+        # Calls of several threads may issue work of a stream in another order than that of the schedule.
+        first_issued, first_ended = np.maximum.accumulate(issued[first]), np.maximum.accumulate(self.end[first])
+        waits_before = np.searchsorted(wait_times, issued)  # of each piece of work
+        own_previous = np.r_[-1, second[:-1]]
+        earliest = np.where(own_previous >= 0, waits_before[own_previous], 0)
+        ended = np.searchsorted(first_ended, self.start[second], side="right")
+        possible = np.append(np.searchsorted(wait_times, first_issued), len(wait_times))[ended]
+        wait = np.minimum(waits_before[second], possible) - 1
+        position = np.where(wait >= 0, np.searchsorted(first_issued, wait_times[wait]) - 1, -1)
+        candidate = np.where(position >= 0, first[position], -1)
+        own = ~of_any[wait] | (wait >= waits_before[second - 1])
+        holds = (wait >= earliest) & (candidate < second) & (own | (candidate > own_previous))
+        return np.where(holds, candidate, -1)
+
+    def _stream_waits(self) -> tuple[Int64s, Int64s]:
+        """Sorted times at which the process made a stream wait for an event, and the streams that wait."""
         calls = self._timeline.trace.api_calls
         is_wait = rows_named(calls["name"], lambda name: "StreamWaitEvent" in name)
         is_wait &= (calls["process"] == self._process).to_numpy()
-        return np.sort(calls["start_ns"].to_numpy()[is_wait]), bool(is_wait.any())
+        waits = self._timeline.trace.synchronizations.filter(
+            pl.col("kind").cast(pl.String) == "stream-wait-event", pl.col("process") == self._process
+        )
+        of_device = pl.col("device").fill_null(self._device) == self._device
+        known = waits.select("correlation", pl.when(of_device).then("stream").otherwise(_ELSEWHERE).alias("stream"))
+        called = calls.filter(is_wait).select("start_ns", "correlation").sort("start_ns")
+        called = called.join(known.unique("correlation"), on="correlation", how="left", maintain_order="left")
+        return called["start_ns"].to_numpy(), called["stream"].fill_null(_UNKNOWN).to_numpy()
 
     def _steps(self) -> Int64s:
         """The step of each call: that of the first work issued by it or by the last issuing call before it."""

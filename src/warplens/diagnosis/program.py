@@ -234,7 +234,7 @@ class Program:
     @property
     def optimizing(self) -> Bools:
         """Work of an optimizer, by a range or by the kernel."""
-        return np.asarray(self.labelled("optimizer") | self.having("phase", "optimizer"), dtype=np.bool_)
+        return self._remembered(("optimizing",), lambda: self.labelled("optimizer") | self.having("phase", "optimizer"))
 
     def having(self, column: str, *values: str) -> Bools:
         """Which pieces have one of these values in an enumeration column of `Facts.work`."""
@@ -268,11 +268,13 @@ class Program:
 
     def blocks(self, rows: Int64s) -> Float64s:
         """Blocks in the grid of each of these pieces; nan for other work than kernels, and if not recorded."""
-        return self._launch_sizes(pl.col("blocks"), rows)
+        of_rows: Float64s = self._launch_sizes[0][self._launch_kind[rows]]
+        return of_rows
 
     def threads(self, rows: Int64s) -> Float64s:
         """Threads in the grid of each of these pieces; nan like `blocks`."""
-        return self._launch_sizes(pl.col("blocks") * pl.col("threads"), rows)
+        of_rows: Float64s = self._launch_sizes[1][self._launch_kind[rows]]
+        return of_rows
 
     @property
     def stacked(self) -> Bools:
@@ -286,13 +288,14 @@ class Program:
         several = (kernels["grid_z"] > 1).fill_null(value=False).to_numpy()
         return np.asarray(self.is_kernel & several[self._kernel_row], dtype=np.bool_)
 
-    def _launch_sizes(self, size: pl.Expr, rows: Int64s) -> Float64s:
-        """An expression over `LaunchKinds.table` for each of these pieces of work."""
-        kinds = self.facts.timeline.launch_kinds.table
-        # The last value is that of work that is no kernel (index −1).
-        sizes = np.append(kinds.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy(), np.nan)
-        of_rows: Float64s = sizes[self._launch_kind[rows]]
-        return of_rows
+    @cached_property
+    def _launch_sizes(self) -> Float64s:
+        """Blocks and threads in the grid of each row of `LaunchKinds.table`, and nan for work that is no kernel."""
+        if self._whole is not None:
+            return self._whole._launch_sizes
+        sizes = self.facts.timeline.launch_kinds.table.select("blocks", threads=pl.col("blocks") * pl.col("threads"))
+        known = sizes.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return np.append(known, [[np.nan, np.nan]], axis=0).T
 
     @cached_property
     def _launch_kind(self) -> Int32s:

@@ -138,11 +138,12 @@ def _of_layers(facts: Facts, claimed: Spent) -> bool:
     """
     program, backward = facts.program, backward_work(facts)
     sums = program.having("label", "communication") & program.marked("summing")
+    in_forward, outside = program.products & ~backward, backward | program.optimizing
     needed = np.zeros(len(sums), dtype=np.bool_)
     for rows in in_launch_order(facts):
         places = np.flatnonzero(sums[rows])
-        forward = np.r_[np.flatnonzero((program.products & ~backward)[rows]), len(rows)]
-        others = np.r_[np.flatnonzero((backward | program.optimizing)[rows]), len(rows)]
+        forward = np.r_[np.flatnonzero(in_forward[rows]), len(rows)]
+        others = np.r_[np.flatnonzero(outside[rows]), len(rows)]
         needed[rows[places]] = forward[np.searchsorted(forward, places)] < others[np.searchsorted(others, places)]
     return bool(claimed.ns[needed[claimed.at]].sum() > _LEAST_OF_LAYERS * claimed.total)
 

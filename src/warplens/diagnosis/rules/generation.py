@@ -58,16 +58,21 @@ def growing_passes(facts: Facts) -> Growing | None:
     """
     if facts.trains:
         return None
-    program = facts.program
+    program, names = facts.program, facts.program.names()
     steps = list(program.by_step())
     share = np.zeros(facts.work.height)
     counts: list[float] = []
     growths: list[float] = []
+    launched: tuple[bytes, ...] = ()
+    passes = None
     # A step may be one token: then the passes are steps, and the whole program is searched.
     for rows in steps if len(steps) < _LEAST_PASSES else [*steps, program.order]:
         if rows is program.order and counts:
             break
-        passes = _growing_passes_in(program, rows)
+        before = launched
+        launched = tuple(found.tobytes() for found in (names[rows], program.passes[rows], program.blocks(rows)))
+        if launched != before:  # most steps are like the one before
+            passes = _growing_passes_in(program, names, rows)
         if passes is not None:
             begins, token_shares = passes
             counts.append(len(begins) if rows is not program.order else len(begins) / len(steps))
@@ -80,12 +85,16 @@ def growing_passes(facts: Facts) -> Growing | None:
     return Growing(share, float(np.mean(counts)), float(np.median(growths))) if counts else None
 
 
-def _growing_passes_in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
-    """Begin of each such pass among these pieces, and the share of its work for one token; None without passes."""
+def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> tuple[list[int], list[float]] | None:
+    """Begin of each such pass among these pieces, and the share of its work for one token; None without passes.
+
+    Args:
+        names: `Program.names`.
+    """
     places = np.flatnonzero(program.passes[rows])
     if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= _MOST_KERNELS:
         return None
-    period, begin, stop = longest_repetition(program.names()[rows[places]])
+    period, begin, stop = longest_repetition(names[rows[places]])
     repeats = (stop - begin) // period if period else 0
     if period < _LEAST_KERNELS or repeats < _LEAST_PASSES:
         return None

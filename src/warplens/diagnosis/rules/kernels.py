@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -10,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import class_table
-from warplens.analysis.frames import number
+from warplens.analysis.frames import number, once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
@@ -21,7 +22,7 @@ from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_of
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Passes that need all numbers of a row before their result is known: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
@@ -415,15 +416,21 @@ def filled_share(facts: Facts) -> Float64s:
     filled[passes] = np.fmin(filled[passes], program.threads(passes) / (min(counts) * _THREADS))
     products = np.flatnonzero(program.labelled("gemm") & short)
     products = products[program.blocks(products) <= min(counts)]
-    filled[products] *= np.minimum(np.nan_to_num(tiles(facts)[products], nan=_TILE) / _TILE, 1.0)
+    filled[products] *= np.minimum(np.nan_to_num(tiles(facts, products), nan=_TILE) / _TILE, 1.0)
     return filled
 
 
-def tiles(facts: Facts) -> Float64s:
-    """Numbers of the result that a block of each product computes at a time, by the kernel name; nan if unknown."""
+def tiles(facts: Facts, rows: Int64s) -> Float64s:
+    """Numbers of the result that a block of these products computes at a time, by kernel names; nan if unknown."""
+    return _tile_areas(facts)[facts.program.name_codes[rows]]
+
+
+@once
+def _tile_areas(facts: Facts) -> Float64s:
+    """The same for each of `Program.full_names`."""
     matches = [_TILES.search(text) for text in facts.program.full_names()]
-    areas = np.array([float(match[1]) * float(match[2]) if match else np.nan for match in matches] or [np.nan])
-    return np.asarray(areas[facts.program.name_codes], dtype=np.float64)
+    areas = [float(match[1]) * float(match[2]) if match else math.nan for match in matches]
+    return np.array(areas or [math.nan])
 
 
 #: Causes of programs that decode a text, whose equal passes each make the token of the next one.

@@ -136,18 +136,18 @@ class UnusedResults(StructureRule):
         kernels = later[program.is_kernel[later]]
         if not len(kernels) or not program.passes[kernels].all():
             return None
-        narrowed = np.flatnonzero(program.labelled("elementwise", "copy-cast")[kernels])
-        if not len(narrowed) or narrowed[0] != 0:
+        if not program.labelled("elementwise", "copy-cast")[kernels[0]]:
             return None  # a reduction reads more than it writes
         precision = facts.work["precision"][product] or "bf16"
         rates = [peaks.flops_per_s.get(precision, peaks.flops_per_s.get("bf16", 0.0)) for peaks in facts.peaks]
         # Size of the result: by tiles, at least by the FLOPs of its time over those of the longest inner dimension.
-        by_tiles = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
+        alone = np.array([product])
+        by_tiles = float(program.blocks(alone)[0]) * float(tiles(facts, alone)[0])
         rate = self.reached_share * min(rates, default=0.0)
         by_time = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
         size = max(0.0 if math.isnan(by_tiles) else by_tiles, by_time)
-        read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
-        return read / size if size else None
+        threads = float(program.threads(kernels).max())
+        return (math.inf if math.isnan(threads) else threads * _OF_A_THREAD) / size if size else None
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         unread, read = self._unread(facts)

@@ -212,8 +212,10 @@ class UnfusedChain(StructureRule):
         attention = program.labelled("attention")
         least = facts.thresholds.bandwidth_kernel_ns
         long = own >= least
-        for run, product in self._before_products(facts, self._passes(facts), int(least)):
-            firsts = np.flatnonzero((copies & long)[run])
+        long_copies = copies & long
+        which = self._passes(facts) if long_copies.any() else long_copies
+        for run, product in self._before_products(facts, which, int(least)):
+            firsts = np.flatnonzero(long_copies[run])
             making = run[firsts[0] :] if len(firsts) else run[:0]
             making = making[long[making]]
             longest = own[making].sum() if attention[product] else own[making].max(initial=0)
