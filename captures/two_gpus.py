@@ -1,9 +1,8 @@
 """Programs in which one process drives two GPUs, each before and after a change: timed without a profiler, recorded.
 
-MODULE=two_gpus.py captures/two_ranks.sh OUT             # all of them; or by hand:
-python captures/two_gpus.py list
-python captures/two_gpus.py time PROGRAM OUT             # both variants in turn; then torch.profiler of `before`
-nsys profile … python captures/two_gpus.py nsys PROGRAM OUT     # a few steps of `before`
+`MODULE=two_gpus.py captures/two_ranks.sh OUT` runs all of them. By hand: `python captures/two_gpus.py time PROGRAM OUT`
+times both variants in turn and records `before` with torch.profiler; `nsys profile … python captures/two_gpus.py nsys
+PROGRAM OUT` runs a few steps of `before`; `list` names the programs.
 """
 
 from __future__ import annotations
