@@ -23,6 +23,7 @@ from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.headroom.groups import words_of
+from warplens.analysis.headroom.shapes import misaligned
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
@@ -380,6 +381,23 @@ def test_a_misaligned_output_layer_is_told_by_its_size():
         torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
     )
     assert any("50,257 is not a multiple of 8" in text for text in lacks)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "told", "size"),
+    [
+        (197, 768, 3072, {}, None),  # rows are not contiguous anywhere
+        (64, 197, 64, {}, "n = 197"),
+        (64, 64, 197, {}, "k = 197"),
+        (768, 3072, 197, {"backward": True}, None),  # as gradients of weights: both operands' rows are suitable
+        (197, 64, 197, {"backward": True}, "k = 197"),  # one of the two is contiguous in the left operand
+        (8192, 768, 50257, {"backward": True, "named": True}, "k = 50,257"),
+        (50257, 768, 8192, {"backward": True, "named": True}, "m = 50,257"),
+    ],
+)
+def test_only_sizes_that_are_contiguous_in_memory_make_a_product_misaligned(m, n, k, told, size):
+    found = misaligned("gemm", "bf16", {"m": m, "n": n, "k": k, "b": 1}, **told)
+    assert found == (size and f"{size} is not a multiple of 8")
 
 
 H200 = Device(0, "NVIDIA H200", sm_count=132)

@@ -323,7 +323,8 @@ class References:
 
     def _why(self, row: Mapping[str, Any], task: Task | None) -> str:
         """The reason for a distance from the roof, as far as shapes, names and launch configurations show it."""
-        if task is not None and (size := misaligned(row["category"], row["dtype"], dict(task.sizes))):
+        sizes, backward = {} if task is None else dict(task.sizes), row["phase"] == "backward"
+        if size := misaligned(row["category"], row["dtype"], sizes, backward=backward, named=row["misaligned"]):
             return f"misaligned: {size}"
         if row["misaligned"]:
             return "misaligned: a kernel for operands not aligned to 16 bytes"
