@@ -493,6 +493,18 @@ def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: s
     assert finding.where == (("request",) if inside else ())
 
 
+def test_pauses_inside_the_steps_are_told_there_where_graphs_launch_everything() -> None:
+    machine = Machine()
+    for _ in range(6):
+        with machine.range("request"):
+            machine.think(20 * MS)
+            machine.graph(400 * US)
+            machine.wait()
+    finding = judged(machine.trace()).finding("host-stall")
+    assert "Between the steps" not in finding.title
+    assert finding.where == ("request",)
+
+
 @pytest.mark.parametrize(("kernel", "trains"), [(BACKWARD, True), (ADD, False)])
 def test_the_graph_of_a_step_that_trains_has_its_backward_pass_and_its_update(kernel: str, trains: bool) -> None:
     said = advice(verdict(lambda machine: machine.launch(3 * US, kernel, times=200)), "launch-overhead")
