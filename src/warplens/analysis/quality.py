@@ -164,6 +164,9 @@ _OVERHEAD_SHARE: Final = 0.05
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
+#: From this share of the GPU time on, products that are faster than the GPU can be are no oddity of a few kernels.
+_BEYOND_PEAK_SHARE: Final = 0.05
+
 #: Below this linked share of the backward pass a note is given.
 _LINKED_SHARE: Final = 0.95
 
@@ -185,6 +188,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _steps,
             _profiler,
             _contents,
+            _beyond_peak,
         ):
             found.extend(check(timeline, window))
     # An analysis knows more about a problem that the reader noticed, too: its effect on the window.
@@ -460,3 +464,27 @@ def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"GPUs used in the window: {devices}; processes: {processes}. Tables sum over them, time budgets are "
             "per GPU.",
         )
+
+
+def _beyond_peak(timeline: Timeline, window: Window) -> Iterator[Note]:
+    if not timeline.has_operators:
+        return
+    from warplens.analysis.roofs import MOST_OF_PEAK
+    from warplens.analysis.work.catalogue import operator_work
+
+    modelled = operator_work(timeline, window)
+    at_peak_ns = pl.col("flops") / pl.col("peak_flops_per_s") * 1e9
+    beyond = modelled.operators.filter((pl.col("family") == "gemm") & (at_peak_ns > MOST_OF_PEAK * pl.col("gpu_ns")))
+    beyond_ns = int(beyond["gpu_ns"].sum())
+    if beyond_ns <= _BEYOND_PEAK_SHARE * modelled.total_ns:
+        return
+    needed_ns = float(beyond.select(at_peak_ns.sum()).item())
+    names = {device.name for row in beyond["device"].unique() if (device := timeline.trace.capture.device(row))}
+    yield Note(
+        "beyond-peak",
+        NoteLevel.WARNING,
+        f"Matrix products in {100 * beyond_ns / modelled.total_ns:.1f} % of the GPU time are "
+        f"{needed_ns / beyond_ns:.1f} times as fast as the data sheet of {' and '.join(sorted(names))} allows: the "
+        "GPU's name, shapes, formats or sparsity are not what they seem, and numbers about peaks and roofs are wrong.",
+        "Name the GPU that ran it (--gpu), and record the shapes of what ran",
+    )
