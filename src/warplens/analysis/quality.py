@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import once
-from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.intervals import Intervals, clip, intersection, total, union
 from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
@@ -164,6 +164,9 @@ _OVERHEAD_SHARE: Final = 0.05
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
+#: From this share of the window on, kernels of several processes at a time are no handing over from one to the next.
+_SHARED_SHARE: Final = 0.01
+
 #: From this share of the GPU time on, products that are faster than the GPU can be are no oddity of a few kernels.
 _BEYOND_PEAK_SHARE: Final = 0.05
 
@@ -188,6 +191,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _steps,
             _profiler,
             _contents,
+            _shared,
             _beyond_peak,
         ):
             found.extend(check(timeline, window))
@@ -464,6 +468,28 @@ def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"GPUs used in the window: {devices}; processes: {processes}. Tables sum over them, time budgets are "
             "per GPU.",
         )
+
+
+def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
+    work = timeline.work_in(window).select("kind", "device", "process", "start_ns", "end_ns")
+    if work["process"].n_unique() < 2:
+        return
+    for (device,), kernels in work.filter(pl.col("kind") == "kernel").group_by("device", maintain_order=True):
+        busy = both = Intervals.none()
+        for _, own in kernels.group_by("process", maintain_order=True):
+            running = union(Intervals.of(own))
+            both = union(Intervals(*map(np.concatenate, zip(both, intersection(busy, running), strict=True))))
+            busy = union(Intervals(*map(np.concatenate, zip(busy, running, strict=True))))
+        share = total(clip(both, window.start_ns, window.end_ns)) / max(window.duration_ns, 1)
+        if share > _SHARED_SHARE:
+            yield Note(
+                "shared-gpu",
+                NoteLevel.WARNING,
+                f"Kernels of {kernels['process'].n_unique()} processes run on GPU {device} at the same time, for "
+                f"{100 * share:.1f} % of the window: the processes share it (MPS, time slicing), and times of kernels "
+                "include those of the others.",
+                "Record one process alone. If each has its own GPU (CUDA_VISIBLE_DEVICES), record them one by one",
+            )
 
 
 def _beyond_peak(timeline: Timeline, window: Window) -> Iterator[Note]:
