@@ -104,6 +104,13 @@ def test_shapes_are_asked_for_with_what_they_show_of_this_program(name: str, sho
     assert all(shown is not None and shown in text for text in texts)
 
 
+def test_counters_are_collected_of_whole_names_of_functions() -> None:
+    names = ("kernel_1", "void ns::kernel_10<float>(int)")
+    found = verdict(lambda machine: [machine.launch(300 * US, name) for name in names])
+    (code,) = (remedy.how for remedy in found.findings[0].remedies if remedy.how.startswith("ncu"))
+    assert re.search(r"-k 'regex:\^\((kernel_1\|kernel_10|kernel_10\|kernel_1)\)\$' ", code)
+
+
 # ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -21,6 +21,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import Int64s, rows_named
+from warplens.profile.spelling import split_name
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02
@@ -394,11 +395,11 @@ class BelowRoof(Rule):
         known, is_idle = roof_known(facts), _is_idle(facts)
         above = _above(facts)
         names = kernel_names(facts, above)
-        pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
+        pattern = "|".join(dict.fromkeys(re.escape(split_name(name).short or name) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
         counters = Remedy(
             "Collect counters of the kernels with the most time above their roof",
-            f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
+            f"ncu --set roofline {_sections(facts, above)} -k 'regex:^({pattern})$' -c 20 python train.py\n"
             "warplens diagnose PATH --counters REPORT"
             if facts.of_nvidia
             else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
