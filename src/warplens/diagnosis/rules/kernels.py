@@ -16,7 +16,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, MANY, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_of
@@ -603,7 +603,7 @@ class SmallKernels(Rule):
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
         slow_start = starting > claimed and merged is None
         filled_up = gain_of(facts, claimed + starting, on_gpu=False)
-        as_much = times(max(1 / max(filled, 1 / MANY), filled_up))
+        as_much = max(1 / max(filled, 0.001), filled_up)  # counters may tell that hardly anything is filled
         alone = Gain(filled_up, filled_up, filled_up)
         graph = None if facts.graphed or not slow_start else facts.replayed("cuda-graph")
         started_sooner = bringing(_STARTED_SOONER, graph)
@@ -612,7 +612,11 @@ class SmallKernels(Rule):
                 "Put more work into each launch",
                 "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
                 f"{GAIN} in throughput, with as much more at a time as fills the GPU"
-                + (f" (about {as_much} as much)" if filled <= self.half_filled_share else ""),
+                + (
+                    f" (about {as_much:,.{0 if as_much >= 10 else 1}f} times as much)"
+                    if filled <= self.half_filled_share
+                    else ""
+                ),
             ),
             *((started_sooner,) if slow_start else ()),
             Remedy(
