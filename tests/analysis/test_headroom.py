@@ -17,16 +17,20 @@ import pytest
 
 import tests.analysis.builders as b
 import warplens
+from tests.analysis.work.programs import launched, operator, program
 from tests.shipped import OTHERS
 from tests.tiers import marks_of, thinned
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.headroom.groups import words_of
+from warplens.analysis.headroom.shapes import misaligned
+from warplens.analysis.quality import quality_notes
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.work.catalogue import count_work
+from warplens.diagnosis import diagnose
 from warplens.profile import Device
 from warplens.profile.peaks import Peaks
 from warplens.readers import read, read_counters
@@ -380,6 +384,42 @@ def test_a_misaligned_output_layer_is_told_by_its_size():
         torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
     )
     assert any("50,257 is not a multiple of 8" in text for text in lacks)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "told", "size"),
+    [
+        (197, 768, 3072, {}, None),  # rows are not contiguous anywhere
+        (64, 197, 64, {}, "n = 197"),
+        (64, 64, 197, {}, "k = 197"),
+        (768, 3072, 197, {"backward": True}, None),  # as gradients of weights: both operands' rows are suitable
+        (197, 64, 197, {"backward": True}, "k = 197"),  # one of the two is contiguous in the left operand
+        (8192, 768, 50257, {"backward": True, "named": True}, "k = 50,257"),
+        (50257, 768, 8192, {"backward": True, "named": True}, "m = 50,257"),
+    ],
+)
+def test_only_sizes_that_are_contiguous_in_memory_make_a_product_misaligned(m, n, k, told, size):
+    found = misaligned("gemm", "bf16", {"m": m, "n": n, "k": k, "b": 1}, **told)
+    assert found == (size and f"{size} is not a multiple of 8")
+
+
+@pytest.mark.parametrize(("length", "possible"), [(50_000, False), (200_000, True)])
+def test_a_product_that_is_faster_than_the_gpu_can_be_is_no_known_work_and_a_caution(length, possible):
+    """4096³ in bf16: 139 µs at the data sheet's peak."""
+    square = [[4096, 4096], [4096, 4096]]
+    name = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"
+    found = program(
+        [operator(0, 50, "aten::mm", square, ["c10::BFloat16"] * 2)],
+        *([row] for row in launched(100, 100 + length, 1, 10, name)),
+    )
+    window = found.window("all")
+    (room,) = headrooms(found, window)
+    assert room.known_share == (1 if possible else 0)
+    assert room.groups["theoretical_ns"].null_count() == (0 if possible else 1)
+    notes = {note.code: note.text for note in quality_notes(found, window)}
+    assert ("beyond-peak" in notes) == (not possible)
+    assert possible or "2.8 times as fast as the data sheet of NVIDIA H200" in notes["beyond-peak"]
+    assert ("saturated" in [each.id for each in diagnose(found, window).findings]) == possible
 
 
 H200 = Device(0, "NVIDIA H200", sm_count=132)

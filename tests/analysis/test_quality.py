@@ -333,3 +333,13 @@ def test_several_gpus_are_told():
         row["device"] = 1
 
     assert _codes(_training(*steps), _window(1, 2, 3)) == ["several-devices"]
+
+
+@pytest.mark.parametrize(("process", "begin", "shared"), [(2, 0, True), (2, 1_000, False), (1, 0, False)])
+def test_processes_that_share_a_gpu_are_told(process, begin, shared):
+    other = kernel(begin, begin + 500, "k", process=process, stream=8)
+    found = Timeline(trace([kernel(0, 1_000, "k", process=1), other]))
+    notes = [note for note in quality_notes(found, found.window("all")) if note.code == "shared-gpu"]
+    assert [
+        note.text.startswith("Kernels of 2 processes run on GPU 0 at the same time, for 50.0 %") for note in notes
+    ] == ([True] if shared else [])

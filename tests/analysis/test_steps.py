@@ -299,7 +299,7 @@ def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause,
     kernels, calls = _program(" ".join(["abcdefghij"] * 4), gap=pause)
     search = _search(kernels=kernels, api=calls)
     assert (len(search.steps), len(search.steady)) == (4, kept)
-    assert ("the last left out, because its end was not recorded" in search.how) == (kept == 3)
+    assert ("the last left out, because the pause after it was not recorded" in search.how) == (kept == 3)
 
 
 def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded():

@@ -16,6 +16,7 @@ from tests.diagnosis.programs import judged, record, verdict
 from warplens.diagnosis import Diagnosis, fitting, frameworks
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rules import RULES, rows
+from warplens.report.brief import brief
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
@@ -296,12 +297,29 @@ def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> Non
     machine = Machine()
     with machine.step():
         programs.allocating(machine)
-    one = judged(machine.trace()).finding("allocator-churn")
+    found = judged(machine.trace())
+    one = found.finding("allocator-churn")
     many = verdict(programs.allocating).finding("allocator-churn")
     assert many is not None
     assert "start" in one.title
     assert one.confidence == "low"
+    assert (one.remedies[0].action, one.remedies[0].gain) == ("Record steps only", None)
+    (gain,) = (line.text for line in brief(found) if line.label == "gain")
+    assert f"by a later remedy (“{one.remedies[1].action}”), where steady steps have this cause, too" in gain
     assert "inside the steps" in many.title
+
+
+@pytest.mark.parametrize(("steps", "starts"), [(1, True), (6, False)])
+def test_memory_that_is_only_allocated_is_a_start_up_unless_steps_repeat_it(steps: int, starts: bool) -> None:
+    machine = Machine()
+    for _ in range(steps):
+        with machine.step():
+            for _ in range(4):
+                machine.allocate(5 * MS)
+                machine.launch(100 * US)
+    found = judged(machine.trace())
+    assert found.verdict == ("incomplete-profile" if starts else "allocator-churn")
+    assert ("while memory is allocated" in found.headline) == starts
 
 
 def test_the_pauses_of_all_waits_are_those_of_each() -> None:
@@ -491,6 +509,18 @@ def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: s
     assert told in finding.title
     assert ("under load" in finding.remedies[0].how) == (not inside)
     assert finding.where == (("request",) if inside else ())
+
+
+def test_pauses_inside_the_steps_are_told_there_where_graphs_launch_everything() -> None:
+    machine = Machine()
+    for _ in range(6):
+        with machine.range("request"):
+            machine.think(20 * MS)
+            machine.graph(400 * US)
+            machine.wait()
+    finding = judged(machine.trace()).finding("host-stall")
+    assert "Between the steps" not in finding.title
+    assert finding.where == ("request",)
 
 
 @pytest.mark.parametrize(("kernel", "trains"), [(BACKWARD, True), (ADD, False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +102,13 @@ def test_shapes_are_asked_for_with_what_they_show_of_this_program(name: str, sho
     texts = [remedy.expected for remedy in found.findings[0].remedies if "record_shapes" in remedy.how]
     assert len(texts) == (shown is not None)
     assert all(shown is not None and shown in text for text in texts)
+
+
+def test_counters_are_collected_of_whole_names_of_functions() -> None:
+    names = ("kernel_1", "void ns::kernel_10<float>(int)")
+    found = verdict(lambda machine: [machine.launch(300 * US, name) for name in names])
+    (code,) = (remedy.how for remedy in found.findings[0].remedies if remedy.how.startswith("ncu"))
+    assert re.search(r"-k 'regex:\^\((kernel_1\|kernel_10|kernel_10\|kernel_1)\)\$' ", code)
 
 
 # ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -743,7 +751,7 @@ def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown(
     assert any("small-kernels" in line for line in found.coverage.unavailable)
 
 
-@pytest.mark.parametrize(("blocks", "left"), [(4, "most of its multiprocessors"), (100, "a part of it")])
+@pytest.mark.parametrize(("blocks", "left"), [(4, "most of it"), (100, "a part of it")])
 def test_how_much_small_grids_leave_empty_is_told_as_it_is(blocks: int, left: str) -> None:
     """Of 132 multiprocessors."""
     found = verdict(lambda machine: machine.launch(100 * US, grid=(blocks, 1, 1), times=50)).finding("small-kernels")
@@ -760,6 +768,18 @@ def test_what_small_grids_fill_is_told_of_them_and_not_of_all_kernels() -> None:
     assert small.evidence["multiprocessors_reached_by_small_kernels_share"] == pytest.approx(33 / 132)
     assert small.evidence["small_kernels_per_step"] == 1
     assert small.evidence["small_kernels_share"] == pytest.approx(0.1, rel=0.02)
+
+
+def test_small_grids_of_few_threads_fill_less_than_the_multiprocessors_that_they_reach() -> None:
+    """64 of 132 multiprocessors get a block each, of fewer threads than fit: throughput cannot rise beyond the work."""
+    step = partial(Machine.launch, duration=4 * US, name=ADD, grid=(64, 1, 1), times=200)
+    small = verdict(step, Machine(python_ns=0)).finding("small-kernels")
+    assert small is not None
+    assert small.evidence["multiprocessors_reached_by_small_kernels_share"] == pytest.approx(64 / 132)
+    filled = small.evidence["gpu_filled_by_small_kernels_share"]
+    assert filled == pytest.approx(64 * 128 / (132 * 2048), rel=0.02)
+    assert small.expected == pytest.approx(1 / filled, rel=0.01)
+    assert f"(about {1 / filled:.0f} times as much)" in small.remedies[0].expected
 
 
 def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import resource
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import polars as pl
@@ -115,6 +116,16 @@ def test_a_chart_draws_as_an_image_that_holds_its_words(name):
 
 def test_a_chart_draws_as_a_bitmap():
     assert CHARTS["budget"].png("words").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x01", "\x1b", "\ufffe", "\uffff"])
+def test_names_with_characters_that_xml_refuses_can_be_painted(character):
+    name = f"a{character}b"
+    parts = sample.budget_parts().with_columns(part=pl.lit(name))
+    text = bars.budget_chart(parts).svg(f"words of {name}")
+    root = ElementTree.fromstring(text)
+    assert root.attrib["aria-label"] == "words of a\N{REPLACEMENT CHARACTER}b"
+    assert "a\N{REPLACEMENT CHARACTER}b" in "".join(root.itertext())
 
 
 @pytest.mark.parametrize("name", CHARTS)

@@ -161,6 +161,11 @@ def test_a_name_cannot_steer_the_terminal_or_turn_the_text_around():
     assert fmt.printable("a\x1b[2Jb\u202ec\nd") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c d"
 
 
+@pytest.mark.parametrize("character", ["\x00", "\x1b", "\ud800", "\ufffe", "\uffff"])
+def test_a_printable_name_holds_nothing_that_xml_refuses(character):
+    assert fmt.printable(f"a{character}b") == "a\N{REPLACEMENT CHARACTER}b"
+
+
 @pytest.mark.parametrize("name", ["a b.json", "-a.json", "a\nb.json", "it's \\.json", "b\udcff.json"])
 def test_a_path_in_a_command_is_one_line_and_one_word_that_the_shell_turns_into_the_path(name):
     word = fmt.shell_word(name)

@@ -72,7 +72,8 @@ class LaunchSummary:
     #: `launches` in each step of the window, of the process with the most GPU time where there are several
     per_step: CountPerStep | None
     per_second: float | None  #: `launches` divided by the length of the window
-    thread: tuple[int, int] | None  #: process and thread id of the thread that launched the most
+    #: process and thread id of the thread that launched the most kernels; of graphs, where they launched all
+    thread: tuple[int, int] | None
     thread_share: float | None  #: its share of the matched launches
     #: median time between the begins of two successive launching calls on that thread: the program's cost of one
     #: launch, including Python, dispatch and waiting for room in the queue
@@ -153,6 +154,8 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
     thread, interval_ns = _busiest_thread(calls)
     kernel_ns = launches["end_ns"] - launches["start_ns"]
     graph_calls, unknown_graphs = _graph_calls(timeline, window)
+    if thread is None:
+        thread, _ = _busiest_thread(graph_calls)
     return LaunchSummary(
         launches=launches.height,
         matched=matched.height,
@@ -161,7 +164,7 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         per_second=launches.height / window.duration_ns * 1e9 if window.duration_ns > 0 else None,
         thread=thread,
         thread_share=number(((matched["process"] == thread[0]) & (matched["thread"] == thread[1])).mean())
-        if thread
+        if thread and matched.height
         else None,
         interval_median_ns=interval_ns,
         api_total_ns=int(api_ns.sum()),

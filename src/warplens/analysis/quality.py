@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import once
-from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.intervals import Intervals, clip, intersection, total, union
 from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
@@ -164,6 +164,12 @@ _OVERHEAD_SHARE: Final = 0.05
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
+#: From this share of the window on, kernels of several processes at a time are no handing over from one to the next.
+_SHARED_SHARE: Final = 0.01
+
+#: From this share of the GPU time on, products that are faster than the GPU can be are no oddity of a few kernels.
+_BEYOND_PEAK_SHARE: Final = 0.05
+
 #: Below this linked share of the backward pass a note is given.
 _LINKED_SHARE: Final = 0.95
 
@@ -185,6 +191,8 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _steps,
             _profiler,
             _contents,
+            _shared,
+            _beyond_peak,
         ):
             found.extend(check(timeline, window))
     # An analysis knows more about a problem that the reader noticed, too: its effect on the window.
@@ -460,3 +468,49 @@ def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"GPUs used in the window: {devices}; processes: {processes}. Tables sum over them, time budgets are "
             "per GPU.",
         )
+
+
+def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
+    work = timeline.work_in(window).select("kind", "device", "process", "start_ns", "end_ns")
+    if work["process"].n_unique() < 2:
+        return
+    for (device,), kernels in work.filter(pl.col("kind") == "kernel").group_by("device", maintain_order=True):
+        busy = both = Intervals.none()
+        for _, own in kernels.group_by("process", maintain_order=True):
+            running = union(Intervals.of(own))
+            both = union(Intervals(*map(np.concatenate, zip(both, intersection(busy, running), strict=True))))
+            busy = union(Intervals(*map(np.concatenate, zip(busy, running, strict=True))))
+        share = total(clip(both, window.start_ns, window.end_ns)) / max(window.duration_ns, 1)
+        if share > _SHARED_SHARE:
+            yield Note(
+                "shared-gpu",
+                NoteLevel.WARNING,
+                f"Kernels of {kernels['process'].n_unique()} processes run on GPU {device} at the same time, for "
+                f"{100 * share:.1f} % of the window: the processes share it (MPS, time slicing), and times of kernels "
+                "include those of the others.",
+                "Record one process alone. If each has its own GPU (CUDA_VISIBLE_DEVICES), record them one by one",
+            )
+
+
+def _beyond_peak(timeline: Timeline, window: Window) -> Iterator[Note]:
+    if not timeline.has_operators:
+        return
+    from warplens.analysis.roofs import MOST_OF_PEAK
+    from warplens.analysis.work.catalogue import operator_work
+
+    modelled = operator_work(timeline, window)
+    at_peak_ns = pl.col("flops") / pl.col("peak_flops_per_s") * 1e9
+    beyond = modelled.operators.filter((pl.col("family") == "gemm") & (at_peak_ns > MOST_OF_PEAK * pl.col("gpu_ns")))
+    beyond_ns = int(beyond["gpu_ns"].sum())
+    if beyond_ns <= _BEYOND_PEAK_SHARE * modelled.total_ns:
+        return
+    needed_ns = float(beyond.select(at_peak_ns.sum()).item())
+    names = {device.name for row in beyond["device"].unique() if (device := timeline.trace.capture.device(row))}
+    yield Note(
+        "beyond-peak",
+        NoteLevel.WARNING,
+        f"Matrix products in {100 * beyond_ns / modelled.total_ns:.1f} % of the GPU time are "
+        f"{needed_ns / beyond_ns:.1f} times as fast as the data sheet of {' and '.join(sorted(names))} allows: the "
+        "GPU's name, shapes, formats or sparsity are not what they seem, and numbers about peaks and roofs are wrong.",
+        "Name the GPU that ran it (--gpu), and record the shapes of what ran",
+    )

@@ -9,8 +9,9 @@ Steps are looked for in three places, in this order:
 3. the launches themselves (`warplens.analysis.sequence`).
 
 Leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up, and so
-is a last step whose end was not recorded. Of two steps the first is left out only if it also loads code, allocates
-memory, or runs another number of kernels. Steps whose kernels were not recorded are left out, too.
+is a last step where the pause after it, which counts as part of a step, was not recorded. Of two steps the first is
+left out only if it also loads code, allocates memory, or runs another number of kernels. Steps whose kernels were not
+recorded are left out, too.
 
 Where every n-th step does more by design (gradient accumulation), n steps are a cycle
 (`warplens.analysis.step_cycles`), and the steady steps are whole cycles.
@@ -69,7 +70,7 @@ LEFT_OUT: Final = table(
     "what start_ns end_ns duration_ns launches",
     what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint), "
     "`part of a cycle` (of steps that do more in turn), `not recorded` (steps whose kernels were lost), `last step` "
-    "(its end was not recorded) or `rest`",
+    "(the pause after it was not recorded) or `rest`",
     launches="pieces of work that began in it",
 )
 
@@ -183,7 +184,7 @@ class _Bounds(NamedTuple):
     begin: int  #: begin, end: the steps whose kernels were recorded
     end: int
     warm: int  #: of those, without the warm-up
-    complete: int  #: … and without a last step whose end was not recorded
+    complete: int  #: … and without a last step whose pause was not recorded
     stretch_first: int  #: stretch_first, stretch_stop: the longest stretch without interruption
     stretch_stop: int
     first: int  #: first, stop: its whole cycles, the steady steps
@@ -208,7 +209,7 @@ def _describe(count: int, bounds: _Bounds, candidates: StepCandidates, longer: L
             f"{which} {'updates the weights' if longer.updates else 'does more than the others'}"
             + (", and only whole cycles count" if whole else "")
         )
-    parts += ["the last left out, because its end was not recorded"] if bounds.complete < bounds.end else []
+    parts += ["the last left out, because the pause after it was not recorded"] if bounds.complete < bounds.end else []
     lost = [_numbers(*part) for part in ((0, bounds.begin), (bounds.end, count)) if part[1] > part[0]]
     parts += [f"{' and '.join(lost)} left out, because their kernels were not recorded"] if lost else []
     return "; ".join(parts)

@@ -303,7 +303,11 @@ def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
         return bound
     low, high = map(factor, finding.expected_interval)
     interval = f"{low} to {high} (90 % interval), without a profiler{_part_of_share(diagnosis, finding)}"
-    if STEPS_ONLY in finding.remedies[:1]:  # a remedy without a gain by itself
+    first = finding.remedies[0] if finding.remedies else None
+    bringing = next((remedy for remedy in finding.remedies if remedy.gain is not None), None)
+    if first is not None and first.gain is None and bringing is not None:
+        interval += f", by a later remedy (“{bringing.action}”)"
+    if first is not None and first.action == STEPS_ONLY.action:  # its code is fitted to the program
         interval += ", where steady steps have this cause, too"
     return f"{interval}; {bound}" if bound else interval
 

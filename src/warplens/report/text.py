@@ -197,7 +197,8 @@ def _signed(text: str, *, negative: bool) -> str:
 DEFAULT_NAME_WIDTH = 64
 
 _SPACES = lazy_pattern(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
-_UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Control characters, marks of direction, unpaired surrogates, and the noncharacters that XML refuses.
+_UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 _SIGNATURE = lazy_pattern(r"[<(]|::|^_Z")
 _CAST = lazy_pattern(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
@@ -236,7 +237,8 @@ _TYPE_WORD = lazy_pattern(
 def printable(text: str) -> str:
     """A text from a profile, safe to print on one line: line breaks become spaces, other control characters `U+FFFD`.
 
-    Control characters could move a terminal's cursor, and direction overrides could make a name read as another.
+    Control characters could move a terminal's cursor, and direction overrides could make a name read as another. XML
+    allows what is left.
     """
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", text))
 

@@ -240,7 +240,7 @@ _EVIDENCE_WORDS: Final = {
     "claimed": "total cost",
     "counters_of_kernel_time": "kernel time with counters",
     "dependency": "idle, waiting for other GPU work",
-    "empty": "lost to empty multiprocessors",
+    "empty": "lost to the empty part of the GPU",
     "explained": "waiting that costs time, explained by its excess",
     "exposed": "exposed communication",
     "exposed_of_their_time": "exposed part of communication",

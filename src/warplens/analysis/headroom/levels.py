@@ -17,7 +17,7 @@ from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import first_shape, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.analysis.roofs import Roofs, Task
+from warplens.analysis.roofs import MOST_OF_PEAK, Roofs, Task
 from warplens.profile.schema import Float64s
 
 #: Losses of a group in the order of their removal, with descriptions.
@@ -222,6 +222,8 @@ class References:
         """The levels of one group (a row of the frame)."""
         measured, calls = int(row["owned_ns"]), float(row["calls"])
         task = task_of(row)
+        if task is not None and self._is_contradicted(task, measured / max(calls, 1e-9)):
+            task = None
         roof = self.roof_ns(task) if task is not None else None
         remaining = [float(measured)]
 
@@ -246,6 +248,12 @@ class References:
         # Where the measurement is faster, the data came from a cache, or the work is less than the shapes imply.
         peak_ns = None if theory is None else min(theory * calls, float(measured))
         return Levels(tuple(round(level) for level in remaining), peak_ns, lacks, modelled)
+
+    def _is_contradicted(self, task: Task, measured_ns: float) -> bool:
+        """Whether a product took less time than its FLOPs need at the data sheet's peak: its work is then not known."""
+        peak = None if self.roofs is None else self.roofs.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        # Convolutions may need fewer operations (Winograd), and data come from caches.
+        return bool(peak and task.family == "gemm" and (task.flops or 0) > MOST_OF_PEAK * peak * measured_ns / 1e9)
 
     def _kept(self, row: Mapping[str, Any], calls: float) -> float:
         """Share of a group's traffic that remains where neighbours are fused."""
@@ -323,7 +331,8 @@ class References:
 
     def _why(self, row: Mapping[str, Any], task: Task | None) -> str:
         """The reason for a distance from the roof, as far as shapes, names and launch configurations show it."""
-        if task is not None and (size := misaligned(row["category"], row["dtype"], dict(task.sizes))):
+        sizes, backward = {} if task is None else dict(task.sizes), row["phase"] == "backward"
+        if size := misaligned(row["category"], row["dtype"], sizes, backward=backward, named=row["misaligned"]):
             return f"misaligned: {size}"
         if row["misaligned"]:
             return "misaligned: a kernel for operands not aligned to 16 bytes"

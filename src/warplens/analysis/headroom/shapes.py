@@ -111,20 +111,33 @@ def tensors_of(shapes: str | None) -> list[tuple[int, ...]]:
     return [tuple(item) for item in items if isinstance(item, list) and item and all(isinstance(s, int) for s in item)]
 
 
-def misaligned(family: str, dtype: str | None, sizes: dict[str, float]) -> str | None:
-    """The size of a product or attention that is unsuitable for tensor cores, in words; None where all are suitable."""
+def misaligned(
+    family: str, dtype: str | None, sizes: dict[str, float], *, backward: bool = False, named: bool = False
+) -> str | None:
+    """The size of a product or attention that is unsuitable for tensor cores, in words; None where all are suitable.
+
+    What counts are sizes that are contiguous in memory. Of a product these are n (the result's), and k or m: k, unless
+    the left operand is transposed, as for the gradients of weights. Strides are not recorded, so that k of the backward
+    pass counts where m is unsuitable, too, or the kernel's name says so; m alone only where the name says so.
+
+    Args:
+        family: the kind of work, as in `roofs.Task`.
+        dtype: the format of its operands.
+        sizes: as in `roofs.Task.sizes`.
+        backward: whether it is a part of the backward pass.
+        named: whether the kernel's name tells operands that are not aligned.
+    """
     multiple = ALIGNED.get(dtype or "", 0)
     if not multiple:
         return None
     sizes_checked = {"gemm": ("n", "k", "m"), "attention": ("d",), "convolution": ("in", "out")}.get(family, ())
     if family == "convolution" and (sizes.get("groups", 1) > 1 or sizes.get("in", 0) <= 4):
         return None  # depthwise work has no product, and an image has a fixed number of channels
-    for name in sizes_checked:
-        size = int(sizes.get(name, 0))
-        # Few rows make a vector, not a matrix.
-        if size % multiple and size > multiple:
-            return f"{name} = {size:,} is not a multiple of {multiple}"
-    return None
+    # Few rows make a vector, not a matrix.
+    unsuitable = [name for name in sizes_checked if int(sizes.get(name, 0)) % multiple and sizes[name] > multiple]
+    if family == "gemm" and not named and (unsuitable == ["m"] or (backward and unsuitable == ["k"])):
+        return None
+    return next((f"{name} = {int(sizes[name]):,} is not a multiple of {multiple}" for name in unsuitable), None)
 
 
 #: Convolutions of at most this many channels read images.

@@ -531,16 +531,18 @@ class SmallKernels(Rule):
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
         "kernels with few threads or small tiles; the same share of the GPU's own pauses before them"
     )
-    headline = "Limited by small grids: the multiprocessors that they leave empty cost {share} of the time"
-    title = "The GPU is busy with grids that leave most of its multiprocessors empty"
+    headline = "Limited by small grids: what they leave empty of the GPU costs {share} of the time"
+    title = "The GPU is busy with grids that leave most of it empty"
     part_title: ClassVar = "The GPU is busy with grids that leave a part of it empty"
     started_title: ClassVar = "The GPU takes longer to start short kernels than to run them"
     evidence: ClassVar = {
-        "empty_ns": "time lost to multiprocessors that small grids leave empty",
+        "empty_ns": "time lost to the part of the GPU that small grids leave empty",
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
         "small_kernels_share": "time of such kernels, of the window",
-        "multiprocessors_reached_by_small_kernels_share": "part of the GPU that such kernels fill by their blocks, "
-        "short ones also by their threads and tiles; weighted by time",
+        "multiprocessors_reached_by_small_kernels_share": "multiprocessors that get a block of such kernels, weighted "
+        "by time",
+        "gpu_filled_by_small_kernels_share": "part of the GPU that such kernels fill, of short ones also by their "
+        "threads and tiles, weighted by time; only where it differs",
         "small_kernel_median_ns": "duration of such kernels",
         "small_kernels_per_step": "number of such kernels",
         "passes_per_step": "equal passes, which could be one batch if none needs the result of another",
@@ -556,7 +558,7 @@ class SmallKernels(Rule):
     recurring_share = Limit(0.9, "From this share of the launches on, a graph is only turns that need one another.")
 
     def headline_of(self, finding: Finding) -> str:
-        """The headline; another one if starting the kernels costs more than the empty multiprocessors."""
+        """The headline; another one if starting the kernels costs more than what they leave empty."""
         if finding.evidence["starting_ns"] > finding.evidence["empty_ns"]:
             return "Limited by short kernels: the GPU takes longer to start them than to run them"
         return self.headline
@@ -596,18 +598,19 @@ class SmallKernels(Rule):
             return None
         empty = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
         starting = int((facts.program.of_gaps(empty) * facts.causes["start-latency"].whole()).sum())
-        kernels = facts.work.select("own_ns", "fill_share").drop_nulls()
-        time = int(kernels["own_ns"].sum())
         small = (claims.of_work(self.id).to_numpy() > 0) & facts.program.is_kernel
         of_small, lost = (int(ns[small].sum()) for ns in (facts.program.own_ns, claims.pieces(self.id).whole()))
         is_short = facts.lengths < self.long_ns
         of_short = float((facts.program.own_ns * empty)[is_short].sum())
-        filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
+        filled = 1 - lost / of_small if of_small else 1.0
+        grids = facts.work.filter(pl.Series(small) & pl.col("fill_share").is_not_null()).select("own_ns", "fill_share")
+        reached = float((grids["own_ns"] * grids["fill_share"]).sum()) / max(int(grids["own_ns"].sum()), 1)
         measured = bool(facts.work["bound"].is_not_null().any())
         passes = passes_apart(facts, claims)
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
         slow_start = starting > claimed and merged is None
         filled_up = gain_of(facts, claimed + starting, on_gpu=False)
+        as_much = max(1 / max(filled, 0.001), filled_up)  # counters may tell that hardly anything is filled
         alone = Gain(filled_up, filled_up, filled_up)
         graph = None if facts.graphed or not slow_start else facts.replayed("cuda-graph")
         started_sooner = bringing(_STARTED_SOONER, graph)
@@ -615,9 +618,12 @@ class SmallKernels(Rule):
             Remedy(
                 "Put more work into each launch",
                 "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
-                f"{GAIN} in throughput, with as much more as fills the GPU"
-                + (f" (about {1 / filled:.0f} times as much)" if filled and filled <= self.half_filled_share else "")
-                + ": the step hardly gets longer",
+                f"{GAIN} in throughput, with as much more at a time as fills the GPU"
+                + (
+                    f" (about {as_much:,.{0 if as_much >= 10 else 1}f} times as much)"
+                    if filled <= self.half_filled_share
+                    else ""
+                ),
             ),
             *((started_sooner,) if slow_start else ()),
             Remedy(
@@ -643,7 +649,8 @@ class SmallKernels(Rule):
                 "empty_ns": claimed,
                 "starting_ns": starting,
                 "small_kernels_share": of_small / facts.wall_ns,
-                "multiprocessors_reached_by_small_kernels_share": 1 - lost / of_small if of_small else None,
+                "multiprocessors_reached_by_small_kernels_share": reached if grids.height else None,
+                "gpu_filled_by_small_kernels_share": filled if filled < reached - 0.001 else None,
                 "small_kernel_median_ns": float(np.median(facts.lengths[small])) if small.any() else None,
                 "small_kernels_per_step": int(small.sum()) / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,

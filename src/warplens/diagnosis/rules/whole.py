@@ -17,9 +17,11 @@ from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of
 from warplens.diagnosis.rules.kernels import busy_with
+from warplens.patterns import lazy_pattern
 from warplens.profile import NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s, rows_named
+from warplens.profile.spelling import split_name
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02
@@ -103,6 +105,9 @@ _NOT_THE_HOST: Final = {
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
 
 
+#: Names of calls that release memory.
+_FREES: Final = lazy_pattern(r"Free|Release|Unmap")
+
 #: What a new recording is for.
 _ANSWERS: Final = "a profile that shows what limits the program"
 
@@ -125,8 +130,8 @@ class IncompleteProfile(Rule):
     question = "Can the profile answer at all, and if not, what is missing?"
     limiter = "the profile cannot answer"
     cause = (
-        "the profile cannot answer: nothing recorded, events lost, a step aborted, a start that loads code instead of "
-        "steps, or pauses that no cause above explains"
+        "the profile cannot answer: nothing recorded, events lost, a step aborted, a start that loads code or "
+        "allocates memory instead of steps, or pauses that no cause above explains"
     )
     raised_when = "something is missing. Informational; it is the verdict if any other finding would be an artefact"
     evidence: ClassVar = {
@@ -136,6 +141,7 @@ class IncompleteProfile(Rule):
         "aborted_steps_count": "steps that did not finish",
         "idle_attributed_share": "of the idle time, with a recorded cause",
         "loading_share": "of a window without repeating steps, waiting for calls that load code",
+        "allocating_share": "the same for calls that allocate memory, where none frees any",
         "dependency_share": _BY_CAUSE,
         "submission_share": _BY_CAUSE,
         "profiler_share": _BY_CAUSE,
@@ -165,13 +171,14 @@ class IncompleteProfile(Rule):
         # Unknown causes of little idle time do not matter.
         unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
         only_communicates = _only_communication(facts)
-        loading = _loading_share(facts)
-        starting = loading > limits.dominant_share
+        loading, allocating = _starting_shares(facts)
+        starting = max(loading, allocating) > limits.dominant_share
         shows_nothing = not facts.wall_ns or unknown or only_communicates or starting
         if not missing and not shows_nothing:
             return None, False
         told = next((note.text for note in (*missing, managed) if note is not None), "")
-        waits = f"for {percent(loading)} of it the GPU waits while the host loads code"
+        does = "the host loads code" if loading >= allocating else "memory is allocated"
+        waits = f"for {percent(max(loading, allocating))} of it the GPU waits while {does}"
         text = first_of(
             (only_communicates, "The window has communication between GPUs but no compute."),
             (starting, f"The window has a start-up: {waits}."),
@@ -193,7 +200,8 @@ class IncompleteProfile(Rule):
                 "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else None,
                 "aborted_steps_count": aborted if facts.wall_ns else None,
                 "idle_attributed_share": facts.attributed_share,
-                "loading_share": loading if starting else None,
+                "loading_share": loading if starting and loading else None,
+                "allocating_share": allocating if starting and allocating else None,
             },
             remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
@@ -244,14 +252,17 @@ def _only_communication(facts: Facts) -> bool:
     return bool(facts.own_ns_having("label", "communication")) and not facts.own_ns(others)
 
 
-def _loading_share(facts: Facts) -> float:
-    """Share of a window without repeating steps in which the GPU waits for a call that loads code.
+def _starting_shares(facts: Facts) -> tuple[float, float]:
+    """Shares of a window without repeating steps in which the GPU waits for calls that load code, and that allocate.
 
-    Repeating steps have loaded their code before.
+    Repeating steps have loaded their code and filled the allocator's cache before. Memory that is freed again fills no
+    cache.
     """
     if len(facts.window.steps) > 1 or not facts.wall_ns:
-        return 0.0
-    return int(time_inside(code_loading(facts, slow_launches=True), facts.gaps).sum()) / facts.wall_ns
+        return 0.0, 0.0
+    loading = int(time_inside(code_loading(facts, slow_launches=True), facts.gaps).sum())
+    frees = rows_named(facts.timeline.api_calls_in(facts.window)["name"], lambda name: _FREES.search(name) is not None)
+    return loading / facts.wall_ns, 0.0 if frees.any() else facts.idle("allocation") / facts.wall_ns
 
 
 #: Sections of Nsight Compute that show why kernels of a category are below their roof; all others: `_OTHERS`.
@@ -384,11 +395,11 @@ class BelowRoof(Rule):
         known, is_idle = roof_known(facts), _is_idle(facts)
         above = _above(facts)
         names = kernel_names(facts, above)
-        pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
+        pattern = "|".join(dict.fromkeys(re.escape(split_name(name).short or name) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
         counters = Remedy(
             "Collect counters of the kernels with the most time above their roof",
-            f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
+            f"ncu --set roofline {_sections(facts, above)} -k 'regex:^({pattern})$' -c 20 python train.py\n"
             "warplens diagnose PATH --counters REPORT"
             if facts.of_nvidia
             else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"

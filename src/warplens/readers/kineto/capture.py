@@ -286,9 +286,9 @@ def _damage(findings: Findings) -> list[Note]:
     notes = []
     document, spans = findings.document, findings.spans
     if document.cut_off_bytes is not None:
+        lost = f", {document.cut_off_bytes:,} bytes of an incomplete one left out" if document.cut_off_bytes else ""
         text = (
-            f"The trace breaks off: {document.events:,} complete events were recovered, {document.cut_off_bytes:,} "
-            "bytes of an incomplete one left out; what followed is missing."
+            f"The trace breaks off: {document.events:,} complete events were recovered{lost}; what followed is missing."
         )
         notes.append(Note("truncated-trace", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if document.damaged:

@@ -11,6 +11,7 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from warplens.errors import UsageError
+from warplens.report.text import printable
 from warplens.report.theme import Ink, chart_config, light_ink
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Chart:
     def svg(self, description: str) -> str:
         """The chart as a stand-alone SVG in light colours."""
         text: str = _painter().vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
-        return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
+        return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(description))}"', 1)
 
     def png(self, description: str) -> bytes:
         """The chart as a PNG in light colours, twice its nominal size."""
@@ -70,7 +71,19 @@ class Chart:
         # Invisible layers only serve tooltips, and would be most of an image's size.
         visible = [layer for layer in spec["layer"] if layer["mark"].get("opacity") != 0]
         # The colours need this background, whatever a file is shown on.
-        return {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
+        painted: dict[str, Any] = _paintable(
+            {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
+        )
+        return painted
+
+
+def _paintable(part: Any) -> Any:
+    """A part of a specification with printable texts: the painter ends the process at characters that XML refuses."""
+    if isinstance(part, dict):
+        return {key: _paintable(item) for key, item in part.items()}
+    if isinstance(part, list):
+        return [_paintable(item) for item in part]
+    return printable(part) if isinstance(part, str) else part
 
 
 def _painter() -> ModuleType:
