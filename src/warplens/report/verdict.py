@@ -267,6 +267,7 @@ _EVIDENCE_WORDS: Final = {
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
     "padded_size": "padded to",
+    "stalled_steps": "steps with half of that time",
     "stalls_apart": "of the stalls, in pauses of 100 launches or more",
     "starting": "starting queued kernels",
     "submission": "idle, work held back by driver",
