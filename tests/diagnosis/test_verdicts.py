@@ -427,6 +427,23 @@ def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
     assert stall.severity == "critical"
 
 
+def test_the_bound_of_copies_is_what_stays_on_the_gpu() -> None:
+    found = verdict(programs.pageable_input)
+    copies = found.findings[0]
+    # 12 ms, of which 8 ms of kernels stay; the little idle time between may be longer without the profiler.
+    assert copies.bound == pytest.approx(12 / 8, rel=0.02)
+    assert copies.expected_interval[1] <= copies.bound
+
+
+def test_the_bound_of_waits_is_that_of_longer_pauses_and_is_explained() -> None:
+    found = verdict(programs.item_per_layer)
+    waits, wall, busy = found.findings[0], found.coverage.wall_ns, found.coverage.busy_ns
+    removed = wall - busy + 0.7 * (wall - busy)
+    assert waits.id == "host-sync"
+    assert waits.bound == pytest.approx((busy + removed) / busy, rel=0.05)
+    assert any(line.startswith("at most: ") and "1.7 times as long" in line for line in coverage_lines(found))
+
+
 def test_the_ceiling_of_exposed_communication_is_that_of_amdahl() -> None:
     found = verdict(programs.exposed_collectives).findings[0]
     assert found.bound == pytest.approx(6.021 / 4.02, rel=0.01)
