@@ -405,6 +405,62 @@ def test_an_evaluation_inside_a_step_interrupts_cycles_too():
     assert "the longest stretch without interruption by evaluation or other work" in search.how
 
 
+def _paused(pauses: dict[float, int], steps: int = 8) -> StepSearch:
+    """Steps of 48 µs, with these pauses in µs inside of steps; one number and a half is between it and the next."""
+    kernels, calls, ranges, time = [], [], [], 0
+    for step in range(1, steps + 1):
+        begin = time
+        for letter in "abc":
+            number = len(calls) + 1
+            time += pauses.get(step, 0) * US if letter == "b" else 0
+            calls.append(launch(time, time + 2 * US, number))
+            kernels.append(kernel(time + 5 * US, time + 15 * US, letter, correlation=number))
+            time += 16 * US
+        ranges.append(nvtx(begin, time, "step"))
+        time += 2 * US + pauses.get(step + 0.5, 0) * US
+    return _search(kernels=kernels, api=calls, ranges=ranges)
+
+
+def test_a_pause_that_happens_once_is_no_property_of_a_step():
+    search = _paused({4: 9_000})
+    assert [step.index for step in search.steady] == [5, 6, 7, 8]
+    assert "the longest stretch without interruption by a pause of 9.0 ms in step 4" in search.how
+    (pause,) = search.pauses
+    assert (pause.step, pause.inside, pause.idle_ns, pause.others) == (4, True, 9_000 * US, 7)
+    # Of the time from one step to the next, 50 µs, the GPU works for 30.
+    assert pause.busy_share == pytest.approx(0.6, rel=0.01)
+    assert [(each.what, each.launches) for each in search.left_out] == [("interruption", 12)]
+
+
+def test_a_pause_between_two_steps_leaves_both_of_them():
+    search = _paused({5.5: 2_000_000})
+    assert [step.index for step in search.steady] == [1, 2, 3, 4, 5]
+    assert "by a pause of 2.0 s between steps 5 and 6" in search.how
+    assert search.pauses[0].others == 8
+
+
+def test_what_is_left_of_the_steps_is_searched_for_another_pause():
+    search = _paused({3: 9_000_000, 9: 500}, steps=12)
+    assert [pause.step for pause in search.pauses] == [3, 9]
+    assert [step.index for step in search.steady] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("pauses", "steps"),
+    [
+        (dict.fromkeys(range(4, 25, 8), 900), 24),
+        ({3: 900, 9: 800}, 16),
+        ({3: 900}, 5),
+        ({4: 20}, 8),
+        ({4: 50}, 60),
+    ],
+    ids=["every eighth", "two alike", "few steps", "less than half a step", "less than two percent"],
+)
+def test_pauses_that_recur_or_cost_little_are_parts_of_the_steps(pauses, steps):
+    search = _paused(pauses, steps)
+    assert (len(search.steady), search.pauses) == (steps, ())
+
+
 def test_steps_whose_kernels_were_lost_are_not_the_steady_window():
     whole, partial, lost = "-abcdefghi", "-abcd", "-"
     search = _marked([whole] * 5 + [partial] + [lost] * 6)

@@ -266,6 +266,46 @@ def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() 
     assert "the profile does not show" in first.remedies[0].how
 
 
+def _pausing(*paused: int, steps: int = 8) -> Timeline:
+    machine = Machine()
+    for step in range(1, steps + 1):
+        with machine.step():
+            machine.launch(100 * US, times=50, name=BF16_GEMM)
+            if step in paused:
+                machine.wait()
+                machine.think(500 * MS)
+            machine.launch(100 * US, times=50, name=BF16_GEMM)
+            machine.wait()
+    return Timeline(machine.trace())
+
+
+def test_a_pause_that_happens_once_is_told_with_its_step_and_decides_no_gain() -> None:
+    timeline = _pausing(4)
+    found = diagnose(timeline, timeline.window())
+    assert found.verdict == "below-roof"
+    assert found.finding("host-stall") is None
+    assert "A pause of 500." in found.headline
+    assert "in step 4 is not counted, as it happens once: the GPU is busy for 98.9 %" in found.headline
+    assert "of the other 7 steps" in found.headline
+    (note,) = (note for note in found.notes if note.code == "lone-pause")
+    assert "If it recurs as often, it takes 8" in note.text  # 500 of 580 ms
+    # Who asks for all of it gets it, without a claim that it is sure to be so in each step.
+    found = diagnose(timeline, timeline.window("all"))
+    stall = found.finding("host-stall")
+    assert stall.gain > 5
+    assert stall.confidence != "high"
+    assert "not counted" not in found.headline
+
+
+def test_a_pause_in_one_of_few_steps_or_in_few_of_many_is_not_sure() -> None:
+    one, two, every_fourth = (
+        _pausing(*paused, steps=steps) for paused, steps in ({(3,): 4, (5, 25): 32, (4, 8, 12, 16): 16}).items()
+    )
+    stalls = [diagnose(each, each.window()).finding("host-stall") for each in (one, two, every_fourth)]
+    assert [stall.confidence for stall in stalls] == ["medium", "medium", "high"]
+    assert [stall.evidence.get("stalled_steps_count") for stall in stalls] == [1, 2, None]
+
+
 def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None:
     machine = Machine()
     for _ in range(12):
@@ -393,6 +433,23 @@ def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
     assert stall.expected == pytest.approx(10 / 5.15, rel=0.02)
     assert stall.bound is None, "no name says what the host does, which may take longer in another run"
     assert stall.severity == "critical"
+
+
+def test_the_bound_of_copies_is_what_stays_on_the_gpu() -> None:
+    found = verdict(programs.pageable_input)
+    copies = found.findings[0]
+    # 12 ms, of which 8 ms of kernels stay; the little idle time between may be longer without the profiler.
+    assert copies.bound == pytest.approx(12 / 8, rel=0.02)
+    assert copies.expected_interval[1] <= copies.bound
+
+
+def test_the_bound_of_waits_is_that_of_longer_pauses_and_is_explained() -> None:
+    found = verdict(programs.item_per_layer)
+    waits, wall, busy = found.findings[0], found.coverage.wall_ns, found.coverage.busy_ns
+    removed = wall - busy + 0.7 * (wall - busy)
+    assert waits.id == "host-sync"
+    assert waits.bound == pytest.approx((busy + removed) / busy, rel=0.05)
+    assert any(line.startswith("at most: ") and "1.7 times as long" in line for line in coverage_lines(found))
 
 
 def test_the_ceiling_of_exposed_communication_is_that_of_amdahl() -> None:

@@ -380,6 +380,13 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{'holds' if empty == 1 else 'hold'} no GPU work, and count as no steps.",
             "Where they should, record again, for a shorter time",
         )
+    for pause in timeline.steps.pauses if window.kind == "steady" else ():
+        yield Note(
+            "lone-pause",
+            NoteLevel.INFO,
+            f"{pause.told} If it recurs as often, it takes {100 * pause.share:.1f} % of the time.",
+            "Record more steps, which shows whether it recurs; --window all counts it",
+        )
     if not count:
         # A user who asked for all of the profile, or for an explicit part, knows that it is not divided into steps.
         asked_for = window.kind in ("all", "explicit")

@@ -15,11 +15,14 @@ recorded are left out, too.
 
 Where every n-th step does more by design (gradient accumulation), n steps are a cycle
 (`warplens.analysis.step_cycles`), and the steady steps are whole cycles.
+
+A pause of the GPU that happens only once in many steps, such as a checkpoint or another program on the machine, is no
+property of a step. Like other work between the steps it interrupts them, and the longest stretch without one counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -27,6 +30,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
+from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.repetition import ALIKE_TOLERANCE, MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Rhythm, StepCandidates, steps_from_sequence
 from warplens.analysis.step_cycles import FAR_MORE, Longer, longer_by_design
@@ -51,6 +55,15 @@ LOADS_CODE = lazy_pattern(r"^cu(?:da)?(?:Library|Module)Load|^cuLink|^cuInit")
 #: The last step counts if its missing pause is at most this share of a step: less than steps differ anyway.
 _LOST_PAUSE = 0.02
 
+#: A pause happens once if it is so large a part of all pauses that are this much of a step longer than usual. Two alike
+#: recur, as those of a data loader that prefetches a number of batches.
+_ONCE: Final = 0.75
+_OF_A_STEP: Final = 0.5
+#: Among fewer steps, a pause may be that of every third or fourth one.
+_STEPS_FOR_ONCE: Final = 6
+#: A shorter pause costs less than steps differ anyway (share of the stretch).
+_LEAST_COST: Final = 0.02
+
 RHYTHMS: Final = table(
     "rhythms",
     "Something that repeats and may be the step, the one that was taken for it first. `warplens steps`.",
@@ -68,9 +81,9 @@ LEFT_OUT: Final = table(
     "left-out",
     "A stretch of the recording that is no steady step and has GPU work, in time order. `warplens steps`.",
     "what start_ns end_ns duration_ns launches",
-    what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint), "
-    "`part of a cycle` (of steps that do more in turn), `not recorded` (steps whose kernels were lost), `last step` "
-    "(the pause after it was not recorded) or `rest`",
+    what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint, a "
+    "pause that happens once), `part of a cycle` (of steps that do more in turn), `not recorded` (steps whose kernels "
+    "were lost), `last step` (the pause after it was not recorded) or `rest`",
     launches="pieces of work that began in it",
 )
 
@@ -83,6 +96,31 @@ class LeftOut:
     start_ns: int
     end_ns: int
     launches: int
+
+
+@dataclass(frozen=True)
+class LonePause:
+    """A pause of the GPU that happens once among many steps, and interrupts them."""
+
+    step: int  #: number of the step in which it lies, or behind which
+    inside: bool  #: whether it lies in the step
+    idle_ns: int  #: idle time beyond that of the other steps
+    share: float  #: of the time of these steps, the pause included
+    others: int  #: the other steps; all of them if it lies between two
+    busy_share: float  #: of the time of the others
+
+    def __str__(self) -> str:
+        """The pause as a part of a sentence: `a pause of 180.0 s in step 4`."""
+        length = f"{self.idle_ns / 1e9:,.1f} s" if self.idle_ns >= 1e9 else f"{self.idle_ns / 1e6:,.1f} ms"
+        place = f"in step {self.step}" if self.inside else f"between steps {self.step} and {self.step + 1}"
+        return f"a pause of {length} {place}"
+
+    @property
+    def told(self) -> str:
+        """A sentence: that it is left out, and what the GPU does in the other steps."""
+        which = f"the other {self.others:,} steps" if self.inside else f"the {self.others:,} steps without it"
+        busy = f"the GPU is busy for {100 * self.busy_share:.1f} % of {which}"
+        return f"{str(self).capitalize()} is not counted, as it happens once: {busy}."
 
 
 @dataclass(frozen=True)
@@ -103,6 +141,7 @@ class StepSearch:
     cycle: int = 1
     unrecorded: tuple[Step, ...] = ()  #: steps without kernels, or with few, because these were not recorded
     without_work: int = 0  #: further ranges of the steps' name that hold no GPU work
+    pauses: tuple[LonePause, ...] = ()  #: those that happen once and are left out, the longest first
 
     @property
     def confidence(self) -> Confidence | None:
@@ -154,12 +193,17 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         warmup = 0
     cut = end == len(steps) and end - begin - warmup > 1 and _ends_unseen(recorded, warmup)
     launch_starts = np.sort(work["start_ns"].to_numpy())
-    stretch = _longest_stretch(recorded, launch_starts, warmup, end - begin - cut, longer)
+    stretch = uninterrupted = _longest_stretch(recorded, launch_starts, warmup, end - begin - cut, longer)
+    chosen = next(rhythm for rhythm in candidates.rhythms if rhythm.chosen)
+    pauses: tuple[LonePause, ...] = ()
+    if work.height and chosen.confidence != "low":  # parts of a step pause where the step ends
+        stretch, pauses = _without_lone_pauses(work, recorded, stretch, longer, begin)
+    interrupting = ["evaluation or other work"] if uninterrupted != (warmup, end - begin - cut) else []
+    interrupting += map(str, pauses)
     cycles = longer.whole_cycles(*stretch)
     bounds = _Bounds(begin, end, begin + warmup, end - cut, *(begin + place for place in (*stretch, *cycles)))
     source = "sequence" if candidates.name is None else "range"
-    chosen = next(rhythm for rhythm in candidates.rhythms if rhythm.chosen)
-    how = _describe(len(steps), bounds, candidates, longer)
+    how = _describe(len(steps), bounds, candidates, longer, interrupting)
     how += "; they may be parts of a step" if chosen.confidence == "low" else ""
     if not work.height:
         how += ", on the host alone: no GPU work was recorded"
@@ -175,6 +219,7 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         longer.period,
         steps[:begin] + steps[end:],
         candidates.without_work if work.height else 0,
+        pauses,
     )
 
 
@@ -191,17 +236,16 @@ class _Bounds(NamedTuple):
     stop: int
 
 
-def _describe(count: int, bounds: _Bounds, candidates: StepCandidates, longer: Longer) -> str:
+def _describe(
+    count: int, bounds: _Bounds, candidates: StepCandidates, longer: Longer, interrupting: Sequence[str]
+) -> str:
     origin = f"ranges named {candidates.name!r}" if candidates.name is not None else candidates.origin
     parts = [f"{_numbers(bounds.first, bounds.stop)} of {count}, from {origin}"]
     warmup = bounds.warm - bounds.begin
     warmup_steps = "the first" if warmup == 1 else f"the first {warmup}"
     parts += [f"{warmup_steps} left out as warm-up"] if warmup else []
-    parts += (
-        ["the longest stretch without interruption by evaluation or other work"]
-        if (bounds.stretch_first, bounds.stretch_stop) != (bounds.warm, bounds.complete)
-        else []
-    )
+    if interrupting:
+        parts.append(f"the longest stretch without interruption by {' and '.join(interrupting)}")
     if longer.steps.any():
         which = f"every {_ordinal(longer.period)}" if longer.period > 1 else "not every one"
         whole = (bounds.first, bounds.stop) != (bounds.stretch_first, bounds.stretch_stop)
@@ -272,6 +316,51 @@ def _longest_stretch(
     if len(lengths) == 1 or lengths[longest] < MIN_REPEATS:
         return first, stop
     return int(edges[longest]), int(edges[longest + 1])
+
+
+def _without_lone_pauses(
+    work: pl.DataFrame, candidates: StepCandidates, stretch: tuple[int, int], longer: Longer, before: int
+) -> tuple[tuple[int, int], tuple[LonePause, ...]]:
+    """The longest part of a stretch of steps without pauses that happen once, the later of equals; and these pauses.
+
+    A pause is idle time of all GPUs beyond what steps of the same kind have, inside a step or between two.
+
+    Args:
+        before: steps before the candidates.
+    """
+    (first, stop), found = stretch, list[LonePause]()
+    if stop - first < _STEPS_FOR_ONCE:
+        return stretch, ()
+    edges = np.column_stack([candidates.starts, candidates.ends]).reshape(-1)
+    spans, busy = np.diff(edges), np.diff(measure_before(union(Intervals.of(work)), edges))
+    inside, between = (spans - busy)[::2], (spans - busy)[1::2]
+    number = np.arange(len(inside))
+    while stop - first >= _STEPS_FOR_ONCE:
+        extra = np.zeros(2 * (stop - first) - 1)
+        extra[::2] = (inside - longer.usual(inside, (number >= first) & (number < stop)))[first:stop]
+        extra[1::2] = between[first : stop - 1] - np.median(between[first : stop - 1])
+        far = extra[extra > _OF_A_STEP * np.median(np.diff(candidates.starts[first:stop]))]
+        longest, length = int(np.argmax(extra)), int(edges[2 * stop - 1] - edges[2 * first])
+        if not len(far) or extra[longest] < max(_ONCE * far.sum(), _LEAST_COST * length):
+            break
+        place, behind = first + longest // 2, longest % 2
+        kept = max((place + 1, stop), (first, place + behind), key=lambda part: part[1] - part[0])
+        if kept[1] - kept[0] < longer.period:
+            break
+        rest = slice(2 * first, 2 * stop - 1)
+        others_ns, busy_ns = (int(part[rest].sum() - part[2 * first + longest]) for part in (spans, busy))
+        found.append(
+            LonePause(
+                step=before + place + 1,
+                inside=not behind,
+                idle_ns=int(extra[longest]),
+                share=float(extra[longest]) / length,
+                others=stop - first - (not behind),
+                busy_share=busy_ns / max(others_ns, 1),
+            )
+        )
+        first, stop = kept
+    return (first, stop), tuple(found)
 
 
 def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_starts: Int64s) -> Iterator[LeftOut]:

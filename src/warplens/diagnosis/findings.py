@@ -116,7 +116,8 @@ class Finding:
         confidence: how certain the cause is, given the recorded data.
         expected: speed-up of the program without a profiler by the first remedy with a gain; None if unknown.
         expected_interval: the 90 % interval of the gain; None with `expected`.
-        bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None if unknown.
+        bound: speed-up without all of the cause, from the physics of the same mathematics, if its pauses are 1.7
+            times as long as recorded (`pace.NOISE`); None if unknown.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
         where: names of the ranges or kernels with the most of it, the largest first.
         remedies: what to do: first the remedy with the gain `expected`, then by gain, unknown gains last. Later

@@ -269,7 +269,7 @@ class Rule:
             avoidable = facts.own_idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
             most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
             gain = min(replayed.expected, most)
-            at_least = max(at_least, 1 + (min(replayed.high, most) - 1) * NOISE)
+            at_least = max(at_least, min(replayed.high, most))
         # Behind a host that sets the pace, GPU time hardly shows in the step; behind a faster one it does.
         shows_behind_host = (
             on_gpu
@@ -283,8 +283,7 @@ class Rule:
         if on_gpu:
             bound = max(bound, bound_of(facts, bound_ns or 0))
         if replayed is not None or not on_gpu:
-            # Host time differs from run to run; GPU time does not.
-            bound = 1 + (bound - 1) * NOISE
+            bound = max(bound, _longer_idle(facts, max(claimed_ns, bound_ns or 0)))
         bound = max(bound, at_least)
         gain = min(gain, MANY)
         span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
@@ -433,6 +432,15 @@ def bound_of(facts: Facts | RankFacts, saved_ns: float, issuing_ns: float = 0) -
     wall = max(facts.wall_ns - facts.issuing_ns, 1)
     without_launches = ceiling(wall, max(min(saved_ns - issuing_ns, wall), 0))
     return max(as_recorded, without_launches)
+
+
+def _longer_idle(facts: Facts, saved_ns: int) -> float:
+    """Largest speed-up if this time goes away, and its pauses last `NOISE` times as long as recorded.
+
+    Pauses are the host's, whose time differs from run to run; that of the GPU hardly does.
+    """
+    longer = (NOISE - 1) * min(facts.idle_ns, saved_ns)
+    return (facts.wall_ns + longer) / max(facts.wall_ns - saved_ns, 1)
 
 
 def ahead_without(facts: Facts, pieces: Bools) -> float:

@@ -56,8 +56,12 @@ _BELOW_ROOF: Final = BelowRoof()
 
 
 def headline(facts: Facts, verdict: Finding, claims: Claims, others: Sequence[Finding] = ()) -> str:
-    """The limit of the window and the gain, in one sentence; another one says why it precedes a larger gain."""
-    return f"{_limit(facts, verdict, claims)}{_precedes(verdict, others)}"
+    """The limit of the window and the gain, in one sentence.
+
+    Others say why it precedes a larger gain, and which pauses between the steady steps it leaves out.
+    """
+    pauses = facts.timeline.steps.pauses if facts.window.kind == "steady" else ()
+    return " ".join([_limit(facts, verdict, claims) + _precedes(verdict, others), *(pause.told for pause in pauses)])
 
 
 def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:

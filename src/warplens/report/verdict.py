@@ -17,6 +17,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, Window, generic_name, is_step_name
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, Place, UnprofiledStep, about, times
+from warplens.diagnosis.pace import NOISE
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.ranks import RanksRule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
@@ -179,7 +180,7 @@ _FAR_BOUND: Final = 1.5
 
 
 def told_bound(finding: Finding) -> float | None:
-    """The speed-up that no remedy can exceed; None if it is unknown, or far beyond what the remedies may bring."""
+    """The bound; None if it is unknown, or far beyond what the remedies may bring."""
     if finding.bound is None or finding.bound >= MANY:
         return None
     if finding.expected_interval is None:
@@ -267,6 +268,7 @@ _EVIDENCE_WORDS: Final = {
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
     "padded_size": "padded to",
+    "stalled_steps": "steps with half of that time",
     "stalls_apart": "of the stalls, in pauses of 100 launches or more",
     "starting": "starting queued kernels",
     "submission": "idle, work held back by driver",
@@ -380,6 +382,11 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield line
     if (step := diagnosis.without_profiler) is not None:
         yield f"a step without the profiler: {_unprofiled_words(step)}"
+    if any(told_bound(each) and each.basis and each.basis.model == "host" for each in diagnosis.findings):
+        yield (
+            f"at most: without all of the cause, if its pauses are up to {NOISE:g} times as long as recorded, as the "
+            "host's time differs between runs; GPU work is as long as recorded"
+        )
     for reason in coverage.unavailable:
         yield f"not checked: {reason}"
 
@@ -421,7 +428,11 @@ _FINDINGS: Final = {
         column("remedy", help="", title="First remedy"),
         Column("refute"),
         _GAIN,
-        Column("at_most", help="speed-up that no remedy can exceed, if it is near the gain", kind="number"),
+        Column(
+            "at_most",
+            help="speed-up without all of the cause, its pauses longer than recorded, if it is near the gain",
+            kind="number",
+        ),
     )
 }
 _REMEDIES: Final = (

@@ -178,6 +178,7 @@ class HostStall(Rule):
         "stalls_per_step": "pauses of the GPU while the host did other work",
         "longest_stall_ns": "the longest of these pauses",
         "stalls_apart_share": "share of their time in pauses as long as a hundred launches, if that is most of it",
+        "stalled_steps_count": "steps with half of their time, if one step has it or a sixteenth of the steps",
         "in_os_calls_share": "share of their time with the launching thread blocked in operating-system calls",
     }
     refutation = (
@@ -205,6 +206,8 @@ class HostStall(Rule):
 
     starting_title: ClassVar = "The window has long host pauses that belong to no step, such as start-up or compilation"
     launches_long = Limit(100, "A pause as long as so many launches is other work, not an interrupted launch.")
+    least_steps = Limit(3, "Of two alike steps, one has half of the time.")
+    few_steps = Limit(1 / 16, "Of the steps with half of the time: twice as many, an eighth of all, then have pauses.")
     least_round_trips = Limit(
         8, "Without steps, a few pauses between a fetch and the next data may lie between two parts of a program."
     )
@@ -236,6 +239,20 @@ class HostStall(Rule):
         length = facts.pause_lengths
         apart = float(spent[length >= self.launches_long * interval].sum()) / max(spent.sum(), 1) if interval else 0.0
         return apart if apart >= self.mostly else None
+
+    def _stalled_steps(self, facts: Facts, spent: Float64s) -> int | None:
+        """The fewest steps with half of this time, if one of several has it, or few of many; else None.
+
+        The profile then hardly shows how often that happens.
+        """
+        steps = facts.window.steps
+        if len(steps) < self.least_steps or facts.phase is not None:
+            return None
+        _, begins, _ = facts.window.step_edges
+        step = np.searchsorted(begins, facts.gaps["start_ns"].to_numpy(), side="right")
+        of_steps = np.sort(np.bincount(step, spent))[::-1]
+        count = int(np.searchsorted(np.cumsum(of_steps), of_steps.sum() / 2)) + 1
+        return count if count <= max(1, len(steps) * self.few_steps) else None
 
     def _is_between_steps(self, facts: Facts, within: pl.Series, spent: pl.Series) -> bool:
         """Whether steps are ranges and most of the pauses' time lies outside all ranges.
@@ -354,7 +371,7 @@ class HostStall(Rule):
         if own_remedy is _ROUND_TRIP and facts.trains:
             own_remedy = replace(_ROUND_TRIP, how=_HOST_OPTIMIZER + _ROUND_TRIP.how)
         own_remedy = own_remedy or (_ON_DATA if on_data else None)
-        apart = self._apart(facts, spent.to_numpy())
+        apart, few = self._apart(facts, spent.to_numpy()), self._stalled_steps(facts, spent.to_numpy())
         unknown = _IN_OPERATORS if self._is_in_operators(facts, within, stalled_ns, apart) else _UNKNOWN_ACTIVITY
         if claimed and not starting and stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
             title, own_remedy, unknown = self.compiling_title, None, _COMPILING
@@ -370,12 +387,19 @@ class HostStall(Rule):
             facts,
             claimed,
             title=self.starting_title if starting else title,
-            confidence="low" if starting else "high" if facts.sure else "medium" if facts.window.steps else "low",
+            confidence="low"
+            if starting
+            else "high"
+            if facts.sure and few is None
+            else "medium"
+            if facts.window.steps
+            else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "stalls_per_step": stalls.height / facts.process_steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
                 "stalls_apart_share": apart,
+                "stalled_steps_count": few,
                 "in_os_calls_share": _in_os_calls(facts, stalls),
             },
             where=range_names(facts, within, stalled_ns),
