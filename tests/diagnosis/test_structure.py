@@ -1520,6 +1520,20 @@ def test_micro_batches_could_be_one_batch(forward_passes: int, updates: int, fou
     assert any(remedy.action.startswith("Run the passes") for remedy in finding.remedies) is (found is not None)
 
 
+def test_a_loop_of_few_kernels_gains_the_same_however_many_make_a_turn() -> None:
+    """A graph of one turn would be launched as often as a turn of one kernel; many turns fit into one graph."""
+    gains = []
+    for kernels in (1, 2, 3, 10):
+        machine = Machine()
+        for _ in range(600 // kernels):
+            for place in range(kernels):
+                machine.launch(3 * US, grid=(place + 1, 1, 1))
+        finding = judged(machine.trace()).finding("launch-overhead")
+        assert finding.remedies[0].action == "Capture many turns of the loop in one CUDA graph"
+        gains.append(finding.expected)
+    assert 1.3 < min(gains) <= max(gains) < 1.02 * min(gains)
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
     """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""

@@ -27,7 +27,9 @@ Framework: TypeAlias = Literal["pytorch", "jax", "cupy", "cuda"]
 
 #: Libraries whose kernels hardly run outside PyTorch programs, or that have their own options.
 _WITH_PYTORCH: Final = ("at-native", "triton", "vllm", "sglang", "tensorrt-llm", "fbgemm", "torchvision", "deepep")
-_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
+#: Libraries whose kernels a program of its own launches; PyTorch's copies are in a namespace of PyTorch.
+_OF_CPP: Final = frozenset({"cub", "thrust", "cufft"})
+_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|at_cuda_detail|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
 _PYTORCH_RANGE: Final = re.compile(
     r"^aten::|^ProfilerStep|\b[Tt]orch|CompiledFxGraph|^Optimizer\.step#|^autograd::|DataLoader"
 )
@@ -39,6 +41,7 @@ _CUPY_KERNEL: Final = re.compile(r"^cupy_|\bcupy::")
 _OF_PYTORCH: Final = re.compile(
     r"\btorch|\bDataLoader\b|\bF\.\w+\(|\bmodel\b|\.detach\(|\.backward\(|Lightning|transformers|vllm|\bmodel\(|no_sync"
     r"|PYTORCH|TORCH|register_buffer|Tensor\b|\.contiguous\(\)|\.float\(\)|scikit|g\.replay|device_map"
+    r"|\bnn\.|\.to\('cuda'|\.unique\(|index_select"
 )
 
 #: Begin of an action → framework → the code for it; or an action of its own, the code and, if it differs, the expected
@@ -299,7 +302,8 @@ def framework_of(facts: Facts) -> Framework | None:
     if _any_named(names, _CUPY_KERNEL):
         return "cupy"
     texts = names.unique().cast(pl.String)
-    own = (classify(text).library is None and "(" in text for text in texts if text is not None)
+    kinds = ((classify(text).library, "(" in text) for text in texts if text is not None)
+    own = (library in _OF_CPP or (library is None and has_signature) for library, has_signature in kinds)
     return "cuda" if any(own) else None
 
 
@@ -323,7 +327,12 @@ def is_of_pytorch(remedy: Remedy) -> bool:
 
 def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     """The remedies for that framework; those that only PyTorch has are left out, unless none would be left."""
-    if framework is None or framework == "pytorch":
+    if framework is None:
+        return tuple(
+            replace(remedy, how=f"# in PyTorch:\n{remedy.how}") if is_of_pytorch(remedy) else remedy
+            for remedy in remedies
+        )
+    if framework == "pytorch":
         return remedies
     translated = [_translated(framework, remedy) for remedy in remedies]
     return tuple(remedy for remedy in translated if not is_of_pytorch(remedy)) or remedies

@@ -104,6 +104,26 @@ _LEAST_CELLS: Final = 8
 _CELLS_SAVED_SHARE: Final = 0.78
 
 
+#: For short sequences of kernels that repeat: a graph of one turn is launched about as often as its kernels.
+_MANY_TURNS: Final = Remedy(
+    "Capture many turns of the loop in one CUDA graph",
+    "# the kernels of ten turns or more between the begin and the end of one capture, then one launch for all of them\n"
+    "# a graph of a single turn would be launched as often as now",
+    f"{GAIN}: one launch for all kernels of ten turns",
+)
+#: Most launches of such a turn, and share of the host's time for them that goes away.
+_FEW_LAUNCHES: Final = 16
+_TURNS_SAVED_SHARE: Final = 0.9
+
+
+def _many_turns(facts: Facts) -> Gain | None:
+    """Gain of a graph of many turns; None unless steps are short sequences of kernels, found by their repetition."""
+    launches = facts.work.height / facts.process_steps
+    if not facts.window.steps or facts.timeline.steps.is_sure or launches >= _FEW_LAUNCHES:
+        return None
+    return facts.replayed(calls=np.full(facts.work.height, _TURNS_SAVED_SHARE))
+
+
 #: For loops over networks of equal sizes.
 _STACKED: Final = (
     "# parts of equal sizes that do not need one another, such as experts: their weights stacked, and one torch.bmm\n"
@@ -255,6 +275,9 @@ class LaunchOverhead(Rule):
         is_whole = facts.phase is None
         passes = passes_apart(facts, claims)
         graph = facts.replayed("cuda-graph") if claimed else None
+        many_turns = _many_turns(facts) if claimed else None
+        if many_turns is not None and (graph is None or graph.expected < many_turns.expected):
+            graph = many_turns
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         merged_less = None
         if merged is not None and graph is not None and merged.expected < graph.expected:
@@ -277,10 +300,14 @@ class LaunchOverhead(Rule):
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
         behind = _behind_backward(facts) if claimed else None
-        graphed = Remedy(
-            "Replay the step from a CUDA graph",
-            _captured_training(facts) if facts.trains else _CAPTURED,
-            modelled(facts, "cuda-graph") + self._obstacles(facts),
+        graphed = (
+            _MANY_TURNS
+            if many_turns is not None and graph is many_turns
+            else Remedy(
+                "Replay the step from a CUDA graph",
+                _captured_training(facts) if facts.trains else _CAPTURED,
+                modelled(facts, "cuda-graph") + self._obstacles(facts),
+            )
         )
         larger = Remedy(
             "Give each launch more work",

@@ -215,7 +215,9 @@ class IncompleteProfile(Rule):
         finding = self.described(
             facts,
             title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
-            f"{_NOT_THE_HOST[worst]}",
+            f"{_NOT_THE_HOST[worst]}"
+            if facts.idle(worst)
+            else "The GPU is idle while the host is busy, and no change that can be modelled shortens these pauses",
             confidence="low",
             gain=ceiling(facts.wall_ns, idle),
             evidence={"unexplained_idle_ns": idle, **share},

@@ -28,7 +28,7 @@ NSYS: Final = Recorder(
     unprofiled_share=0.58,  # of 38 programs that the host limits, timed with and without: 0.3 to 1.0
     remedies={
         "no-api-calls": "Record them as well: nsys profile --trace=cuda,nvtx",
-        "no-ranges": "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: "
+        "no-ranges": "Add ranges (NVTX; in PyTorch torch.cuda.nvtx.range or emit_nvtx) and trace them: "
         "nsys profile --trace=cuda,nvtx",
         "no-steps": "Put a range around each step, torch.cuda.nvtx.range('step') for example, or name a window",
         "profiler-overhead": "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after "

@@ -242,7 +242,7 @@ def _missing_ranges(findings: Findings) -> list[Note]:
     if findings.tables["ranges"].height or not findings.has_work:
         return []
     text = "No NVTX ranges were recorded: GPU time cannot be attributed to steps, phases or layers of the program."
-    remedy = f"Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: {RECAPTURE}"
+    remedy = f"Add ranges (NVTX; in PyTorch torch.cuda.nvtx.range or emit_nvtx) and trace them: {RECAPTURE}"
     return [Note("no-ranges", NoteLevel.WARNING, text, remedy)]
 
 
