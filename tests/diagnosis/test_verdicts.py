@@ -380,6 +380,23 @@ def test_data_of_equal_size_in_every_step_may_stay_on_the_gpu(differing: int) ->
         assert staying.gain == pytest.approx(12 / 8, rel=0.05)
 
 
+@pytest.mark.parametrize("fetched_bytes", [40_000_000, 50_000_000])
+def test_remedies_for_copies_in_one_direction_leave_those_in_the_other(fetched_bytes: int) -> None:
+    """5 ms of input, 1 ms of work, and 6 ms of results, all of which block the host."""
+
+    def step(machine: Machine) -> None:
+        machine.copy(5 * MS, 40_000_000, pinned=False)
+        machine.launch(100 * US, times=10)
+        machine.copy(6 * MS, fetched_bytes, "device-to-host", pinned=False)
+
+    finding = verdict(step).finding("blocking-copy")
+    gains = {remedy.action: remedy.gain for remedy in finding.remedies}
+    assert gains["Copy the next batch while this one is computed"] == pytest.approx(12 / 7, rel=0.05)
+    assert gains["Copy these results while the next batch is computed"] == pytest.approx(12 / 6, rel=0.05)
+    assert gains["If every step sends the same data, keep them on the GPU"] == pytest.approx(12 / 7, rel=0.05)
+    assert finding.expected <= 2.1
+
+
 def test_small_pieces_that_are_sent_one_by_one_belong_into_one_copy() -> None:
     found = verdict(programs.pieces_sent_one_by_one)
     first = found.findings[0]

@@ -92,6 +92,14 @@ def apply(changes: Sequence[str], recorded: RecordedSchedule, devices: Sequence[
     return Changed(recorded.schedule, tuple(assumptions)) if altered else None
 
 
+def one_way(recorded: RecordedSchedule, direction: str) -> RecordedSchedule:
+    """The schedule in which changes find only the copies in this direction, and calls that block for them."""
+    others = (recorded.direction != direction).fill_null(value=False)
+    cause, calls = recorded.cause.copy(), recorded.schedule.call[others.to_numpy()]
+    cause[calls[cause[calls] == BLOCKING_COPY]] = SYNCHRONIZATION
+    return replace(recorded, cause=cause, direction=recorded.direction.set(others, None))
+
+
 def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
     schedule = recorded.schedule
     is_issuing = (recorded.cause == 0) & (schedule.waits_for < 0)

@@ -322,6 +322,7 @@ class Facts:
         stalls: float = 1.0,
         elsewhere: bool = False,
         waits: bool = False,
+        direction: str | None = None,
     ) -> Gain | None:
         """Gain of changes without a profiler, by a replay; None if the window cannot be replayed.
 
@@ -334,11 +335,12 @@ class Facts:
             elsewhere: whether the host's other time before other work shrinks with the number of launches, because it
                 is spent on the results, the graph and the parameters of what is launched.
             waits: whether the host no longer waits for the GPU between calls that go away, even in part.
+            direction: of the copies that the changes concern, as in the `copies` table; None for both.
         """
         if self.pace is None:
             return None
         if time is None and calls is None:
-            return self.pace.gain(*changes, kept=kept)
+            return self.pace.gain(*changes, kept=kept, direction=direction)
 
         rows = self.replayed_rows
 
@@ -346,7 +348,7 @@ class Facts:
             return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
         less = Less(of_schedule(time), of_schedule(calls), stalls, elsewhere, waits)
-        return self.pace.gain(*changes, less=less, kept=kept)
+        return self.pace.gain(*changes, less=less, kept=kept, direction=direction)
 
     @cached_property
     def replayed_rows(self) -> Int64s:

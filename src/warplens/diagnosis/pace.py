@@ -18,7 +18,7 @@ import numpy as np
 from warplens.analysis.frames import running_sum
 from warplens.analysis.hostpace import SYNCHRONIZATION
 from warplens.analysis.intervals import Intervals, total, union
-from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, without_waits
+from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, one_way, without_waits
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
 from warplens.analysis.timeline import HostShare, Timeline
@@ -120,21 +120,25 @@ class Pace:
         return self._unchanged_ns[place]
 
     def replayed(
-        self, place: int, *changes: Change, less: Less | None = None
+        self, place: int, *changes: Change, less: Less | None = None, direction: str | None = None
     ) -> tuple[RecordedSchedule, Replayed] | None:
         """The schedule with these changes, and its replayed times; None if they alter nothing."""
-        changed = _changed((self.usual, self.slow, self.fast)[place], changes, less, self.devices)
+        recorded = (self.usual, self.slow, self.fast)[place]
+        changed = _changed(recorded if direction is None else one_way(recorded, direction), changes, less, self.devices)
         return None if changed is None else (changed, replay(changed.schedule))
 
-    def gain(self, *changes: Change, less: Less | None = None, kept: float = 0.0) -> Gain | None:
+    def gain(
+        self, *changes: Change, less: Less | None = None, kept: float = 0.0, direction: str | None = None
+    ) -> Gain | None:
         """Gain of these changes together; None if they alter nothing.
 
         Args:
             kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
+            direction: of the copies that the changes concern, as in the `copies` table; None for both.
         """
         gains, best, work_share = [], [], 0.0
         for place in range(3):
-            result = self.replayed(place, *changes, less=less)
+            result = self.replayed(place, *changes, less=less, direction=direction)
             if result is None:
                 return None
             if place == 0:

@@ -230,8 +230,7 @@ class BlockingCopy(Rule):
         replayed = at_once or self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
-        _, bytes_, sent, _ = self._over_link(facts)
-        fetched = of_set or (not stays and 2 * int(bytes_[~sent].sum()) > moved)
+        fetched = of_set or (not stays and self._direction(facts) == HOST_COPIES[1])
         less = Remedy(
             "Copy less",
             _FEWER_RESULTS
@@ -287,6 +286,7 @@ class BlockingCopy(Rule):
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *self._once(facts),
                 None if link_bound else less,
+                self._other_way(facts, fetched=fetched, unpinned=unpinned),
             ),
             on_gpu=True,
             kept=0.0 if stays else self.kept_share,
@@ -298,8 +298,19 @@ class BlockingCopy(Rule):
             bound_ns=facts.own_idle_ns + claims.busy_ns(self.id),
         )
 
+    def _other_way(self, facts: Facts, *, fetched: bool, unpinned: bool) -> Remedy | None:
+        """The remedy for large copies in the direction with fewer bytes, with its replayed gain."""
+        gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched]) if _both_ways(facts) else None
+        if gain is None or gain.expected < facts.thresholds.raise_ceiling:
+            return None
+        remedy = _ahead(facts, stays=False, unpinned=unpinned) if fetched else _behind(facts)
+        return bringing(remedy, gain)
+
     def _once(self, facts: Facts) -> Iterator[Remedy]:
-        """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain."""
+        """The remedy for data that may be the same in every step, as their sizes are, with its replayed gain.
+
+        What the host does before it sends them stays: the profile does not show that it is for them.
+        """
         rows, bytes_, sent, large = self._over_link(facts)
         sent = sent & large
         sizes, of = bytes_[sent], facts.program.step[rows[sent]].astype(np.int64)
@@ -312,7 +323,8 @@ class BlockingCopy(Rule):
         if (of_steps != of_steps[0]).any():
             return
         share = ones_at(facts, rows[sent])
-        yield bringing(_ONCE, facts.replayed("async-copies", time=share, calls=share), self.model)
+        without = facts.replayed("async-copies", time=share, calls=share, stalls=0.0, direction=HOST_COPIES[0])
+        yield bringing(_ONCE, without, self.model)
 
     def _over_link(self, facts: Facts) -> tuple[Int64s, Int64s, Bools, Bools]:
         """Rows and bytes of the copies over the link, which of them go to the GPU, and which are large."""
@@ -401,9 +413,18 @@ class BlockingCopy(Rule):
         return replace(best, low=gains[0].low, high=max(gain.high for gain in gains))
 
     def _copied(self, facts: Facts, change: Change) -> Gain | None:
-        """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well."""
+        """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well.
+
+        Copies of inputs and of results are made differently, so only those in one direction are changed.
+        """
         freeing: tuple[Change, ...] = ("no-host-stall",) if self._frees_memory(facts) else ()
-        return facts.replayed(change, *freeing)
+        direction = None if self._staying(facts).any() else self._direction(facts)
+        return facts.replayed(change, *freeing, direction=direction)
+
+    def _direction(self, facts: Facts) -> str:
+        """The direction in which most bytes are copied."""
+        _, bytes_, sent, _ = self._over_link(facts)
+        return HOST_COPIES[int(2 * int(bytes_[~sent].sum()) > int(bytes_.sum()))]
 
     def _frees_memory(self, facts: Facts) -> bool:
         """Whether the host spends most of its long pauses freeing the memory that an earlier copy wrote to.
@@ -422,6 +443,10 @@ class BlockingCopy(Rule):
 
     def _overlaps(self, facts: Facts) -> bool:
         """Whether copies on a separate stream gain clearly more than pinned ones."""
+        if _both_ways(facts):
+            pinned, overlapped = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
+            pinned_gain = 1.0 if pinned is None else pinned.expected
+            return overlapped is not None and overlapped.expected - 1 > self.clearly * (pinned_gain - 1)
         return predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
 
 
@@ -474,6 +499,17 @@ _FEWER_RESULTS: Final = (
 )
 
 
+def _both_ways(facts: Facts) -> bool:
+    """Whether large copies run in both directions, so that a change of one is not the prediction for both."""
+    large = facts.copies.filter(pl.col("bytes") > SMALL_COPY_BYTES)
+    return set(HOST_COPIES) <= set(large["label"])
+
+
+def _predicted_text(facts: Facts, change: Change) -> str:
+    """As `modelled`, without the predicted effect if that is of copies in both directions."""
+    return GAIN if _both_ways(facts) else modelled(facts, change)
+
+
 def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
     """The remedy not to block the host, for what is sent to the GPU, or for results that are fetched from it."""
     if fetched:
@@ -488,7 +524,7 @@ def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
         title = "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking"
         how = "loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else ""
         how += "x = x.to('cuda', non_blocking=True)"
-    return Remedy(title, how, modelled(facts, "async-copies"))
+    return Remedy(title, how, _predicted_text(facts, "async-copies"))
 
 
 def _behind(facts: Facts) -> Remedy:
@@ -499,7 +535,7 @@ def _behind(facts: Facts) -> Remedy:
         "with torch.cuda.stream(side): kept.copy_(x, non_blocking=True)  # into pinned memory\n"
         "x.record_stream(side); done = side.record_event()\n"
         "# read `kept` after done.synchronize(), before the next copy into it: two buffers in turn",
-        modelled(facts, "overlapped-copies"),
+        _predicted_text(facts, "overlapped-copies"),
     )
 
 
@@ -521,7 +557,7 @@ def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:
         + f"with torch.cuda.stream(side): next_{what} = {what}.to('cuda', non_blocking=True)\n"
         + "torch.cuda.current_stream().wait_stream(side)  # before use\n"
         + f"next_{what}.record_stream(torch.cuda.current_stream())",
-        modelled(facts, "overlapped-copies"),
+        _predicted_text(facts, "overlapped-copies"),
     )
 
 
