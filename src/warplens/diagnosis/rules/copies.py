@@ -421,8 +421,14 @@ class BlockingCopy(Rule):
         direction = None if self._staying(facts).any() else self._direction(facts)
         return facts.replayed(change, *freeing, direction=direction)
 
+    @remembered
     def _direction(self, facts: Facts) -> str:
-        """The direction in which most bytes are copied."""
+        """The direction whose copies gain most on a stream of their own; else the one with most bytes."""
+        if _both_ways(facts):
+            gains = [facts.replayed("overlapped-copies", direction=direction) for direction in HOST_COPIES]
+            told = [1.0 if gain is None else gain.expected for gain in gains]
+            if max(told) - 1 > self.clearly * (min(told) - 1):
+                return HOST_COPIES[int(np.argmax(told))]
         _, bytes_, sent, _ = self._over_link(facts)
         return HOST_COPIES[int(2 * int(bytes_[~sent].sum()) > int(bytes_.sum()))]
 
