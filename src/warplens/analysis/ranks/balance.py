@@ -322,7 +322,7 @@ def straggler(waits: Waits, balance: Balance) -> int | None:
     if not late:
         return None
     held = held_up(waits, worst["rank"]).join(balance.ranks.select("rank", "duration_ns"), on="rank")
-    held_ns, window_ns = held["held_ns"].sum(), held["duration_ns"].sum()
+    held_ns, window_ns = (int(held[column].sum()) for column in ("held_ns", "duration_ns"))
     return int(worst["rank"]) if held_ns > _LEAST_HELD * (window_ns - held_ns) else None
 
 

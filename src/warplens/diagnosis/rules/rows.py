@@ -145,7 +145,8 @@ class ScatteredAccess(StructureRule):
         rows, sorts = program.labelled("gather-scatter"), program.labelled("sort-topk")
         if not sorts.any() or framework_of(facts) != "pytorch":
             return rows
-        return rows | (sorts if rows.any() else sorts & program.marked("sorting-values"))
+        of_indices = rows.any() or program.marked("embedding-gradient").any()
+        return rows | (sorts if of_indices else sorts & program.marked("sorting-values"))
 
     @remembered
     def _preparing(self, facts: Facts) -> Bools:
