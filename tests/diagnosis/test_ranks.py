@@ -10,6 +10,7 @@ import pytest
 from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across, run_of_files
 from tests.diagnosis.machine import ADD, BF16_GEMM
 from tests.diagnosis.programs import judged
+from warplens.analysis.ranks.balance import straggler
 from warplens.analysis.ranks.summary import rank_windows
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Finding
@@ -155,6 +156,22 @@ def test_ranks_that_keep_pace_have_no_straggler() -> None:
     fleet = Fleet(4).run(training)
     assert found_across(Straggler(), fleet) is None
     assert judged(fleet.one_file()).finding("straggler") is None
+
+
+def test_a_rank_that_is_always_last_but_costs_little_is_no_straggler() -> None:
+    def step(fleet: Fleet, late_us: int) -> None:
+        for _ in range(4):
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch((500 + late_us * (rank == 1)) * US)
+            fleet.meet(100 * US)
+        for machine in fleet.machines:
+            machine.wait()
+
+    for late_us, late in ((3, None), (60, 1)):
+        run = run_of_files(Fleet(4).run(lambda fleet, late_us=late_us: step(fleet, late_us)).files())
+        waits = run.result.waits
+        assert waits.ranks["last_share"][1] > 0.9
+        assert straggler(waits, run.result.balance) == late
 
 
 def gradients(fleet: Fleet, count: int, each_us: int = 12, between: str = ADD) -> None:

@@ -1361,6 +1361,29 @@ def test_passes_over_sorted_numbers_go_with_the_sort(behind: bool) -> None:
     assert found.expected == pytest.approx(step_us / (step_us - saved), rel=0.04)
 
 
+@pytest.mark.parametrize("name", ["float", "unsigned int"])
+def test_a_programs_own_sort_is_needed_and_no_scattered_access(name: str) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, "build_bvh(Node*, unsigned int const*, int)")
+        machine.launch(
+            300 * US, f"void cub::DeviceRadixSortOnesweepKernel<Policy800, false, {name}, int>(int)", times=4
+        )
+
+    assert verdict(step).finding("scattered-access") is None
+
+
+def test_a_sort_of_integers_counts_only_beside_rows_that_are_gathered() -> None:
+    sort = "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy800, false, long, long>(int)"
+
+    def step(machine: Machine, gathers: int) -> None:
+        machine.launch(100 * US, ADD)
+        machine.launch(300 * US, sort, times=4)
+        machine.launch(300 * US, PICK, times=gathers)
+
+    assert verdict(lambda machine: step(machine, 0)).finding("scattered-access") is None
+    assert verdict(lambda machine: step(machine, 1)).finding("scattered-access") is not None
+
+
 TF32_CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
 TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_kernel"
 

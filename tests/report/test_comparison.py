@@ -322,6 +322,10 @@ def test_opposing_changes_have_no_shares_of_what_they_leave(paradox):
     table = part_table(replace(difference, wall=replace(wall, variant=least)))
     assert "share" not in [column.name for column in table.columns]
     assert table.caption.endswith("opposing changes that nearly cancel")
+    noise = [replace(part, variant_ns=part.baseline_ns + part.change_ns / 10_000) for part in wall.parts]
+    slight = replace(least, wall_ns=wall.baseline.wall_ns + 1)
+    table = part_table(replace(difference, wall=replace(wall, variant=slight, parts=tuple(noise))))
+    assert "cancel" not in table.caption
 
 
 def test_the_last_row_is_the_sum_of_the_others(paradox):

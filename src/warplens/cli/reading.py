@@ -247,7 +247,7 @@ def limited_to_full_reports(reading: Reading, run: RunDiagnosis | None) -> tuple
         return reading, run
     from warplens.analysis.ranks.balance import straggler
 
-    late = straggler(run.run.result.waits)
+    late = straggler(run.run.result.waits, run.run.result.balance)
     ranks = sorted(run.origin, key=lambda rank: (rank != late, rank))
     kept = sorted(dict.fromkeys(run.origin[rank][0] for rank in ranks[:_IN_FULL]))
     new_index = {file: index for index, file in enumerate(kept)}

@@ -66,7 +66,7 @@ def answer(result: RanksResult) -> str:
     if total := waits.collectives.height:
         wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
         cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
-        late = straggler(waits)
+        late = straggler(waits, result.balance)
         if late is None:
             sentences.append(f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}.")
         else:

@@ -97,7 +97,10 @@ def run_data(run: RunDiagnosis) -> dict[str, Any]:
             }
             for rank, diagnosis in run.ranks.items()
         ],
-        "together": {"late_rank": straggler(run.run.result.waits), **ranks_data(run.run.result)},
+        "together": {
+            "late_rank": straggler(run.run.result.waits, run.run.result.balance),
+            **ranks_data(run.run.result),
+        },
     }
 
 

@@ -307,17 +307,23 @@ def waits(
 #: A rank is the straggler if it causes this many times its even share of all delay (of two ranks: three quarters), and
 #: arrives last more often than its even share.
 _STANDS_OUT: Final = 2.0
+#: Least mean waiting of the others for it alone, with nothing to compute, of the rest of their time. Less is chance.
+_LEAST_HELD: Final = 0.02
 
 
-def straggler(waits: Waits) -> int | None:
-    """The rank that the others wait for; None where none stands out, or no collective was matched."""
+def straggler(waits: Waits, balance: Balance) -> int | None:
+    """The rank that the others wait for; None where none stands out or costs time, or no collective was matched."""
     if not waits.collectives.height:
         return None
     worst = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False]).row(0, named=True)
     even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
     caused = worst["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
     late = worst["last"] and worst["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2)
-    return int(worst["rank"]) if late else None
+    if not late:
+        return None
+    held = held_up(waits, worst["rank"]).join(balance.ranks.select("rank", "duration_ns"), on="rank")
+    held_ns, window_ns = (int(held[column].sum()) for column in ("held_ns", "duration_ns"))
+    return int(worst["rank"]) if held_ns > _LEAST_HELD * (window_ns - held_ns) else None
 
 
 def held_up(waits: Waits, rank: int) -> pl.DataFrame:

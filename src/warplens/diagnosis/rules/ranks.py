@@ -370,7 +370,7 @@ class Straggler(RanksRule):
 
     def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
         """The late rank, and the time that each other rank waited for it."""
-        late = straggler(run.result.waits)
+        late = straggler(run.result.waits, run.result.balance)
         if late is None:
             return None
         held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())

@@ -13,6 +13,7 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.frameworks import framework_of
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -122,7 +123,7 @@ class ScatteredAccess(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """All but one access of rows that need not be copied, and the unused rows of dense gradients."""
         program = facts.program
-        scattered = program.labelled("gather-scatter", "sort-topk")
+        scattered = self._scattered(facts)
         # They are what the remedies advise.
         scattered = scattered & ~program.marked("selecting-largest") & ~program.marked("summing-rows")
         share = np.zeros(facts.work.height)
@@ -133,6 +134,19 @@ class ScatteredAccess(StructureRule):
             share = np.maximum(share, self._matrices(facts))
         dense = self._dense(facts)
         return share if dense is None else np.maximum(share, dense.share)
+
+    @remembered
+    def _scattered(self, facts: Facts) -> Bools:
+        """Gathers and scatters, and PyTorch's sorts: of indices beside them, and of values for a selection.
+
+        A program that sorts by itself, as CUB and Thrust do, needs the sort.
+        """
+        program = facts.program
+        rows, sorts = program.labelled("gather-scatter"), program.labelled("sort-topk")
+        if not sorts.any() or framework_of(facts) != "pytorch":
+            return rows
+        of_indices = rows.any() or program.marked("embedding-gradient").any()
+        return rows | (sorts if of_indices else sorts & program.marked("sorting-values"))
 
     @remembered
     def _preparing(self, facts: Facts) -> Bools:
@@ -153,7 +167,7 @@ class ScatteredAccess(StructureRule):
         order = program.order
         share = np.zeros(facts.work.height)
         product, adds, sorts = program.products, program.marked("adding-rows"), program.labelled("sort-topk")
-        sums, values = program.labelled("reduction") | adds, program.marked("sorting-values")
+        sums, values = program.labelled("reduction") | adds, program.marked("sorting-values") & scattered
         long_rows = program.marked("sorting-long-rows")
         begins, ends = program.edges(~product)
         own, reach = program.own_ns, int(self.reach)
@@ -282,7 +296,7 @@ class ScatteredAccess(StructureRule):
         # Work that goes away is not launched either.
         calls = dense.calls if dense is not None else preparing.astype(np.float64)
         matrices = bool((self._matrices(facts) > 0)[claimed].any())
-        scattered = program.labelled("gather-scatter", "sort-topk")
+        scattered = self._scattered(facts)
         return self.seen(
             facts,
             claims,

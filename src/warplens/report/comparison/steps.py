@@ -164,6 +164,8 @@ _DRAWN_SEGMENT: Final = 0.03
 #: If the absolute changes of the parts sum to more than this many times the change of the wall time, they nearly
 #: cancel, and shares of the change (hundreds of percent) are left out.
 _OPPOSING: Final = 5.0
+#: Unless they sum to less than this share of the baseline's wall time, as noise does.
+_OPPOSING_SHARE: Final = 0.02
 
 #: Display names of groups that differ from the key.
 _GROUPS: Final = {
@@ -249,9 +251,11 @@ def part_table(difference: StepDifference, most: int | None = None) -> Table:
     )
     caption = f"The wall time of a {per}, part by part{_over_gpus('mean', difference)}"
     columns = _PART_COLUMNS
-    if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
+    changes_ns = sum(abs(part.change_ns) for part in wall.parts)
+    if changes_ns > _OPPOSING * abs(wall.change_ns):
         columns = _PART_COLUMNS[:-1]
-        caption += ": opposing changes that nearly cancel"
+        if changes_ns >= _OPPOSING_SHARE * wall.baseline.wall_ns:
+            caption += ": opposing changes that nearly cancel"
     return Table("parts", caption, columns, pl.concat([rows, total], how="diagonal"), None)
 
 

@@ -481,6 +481,8 @@ def work_sentence(numbers: StepNumbers) -> str | None:
     tells = not is_open or (math.isfinite(time.high) and not time.low <= ratio <= time.high)
     if forbids_verdict(numbers) is not None or not tells:
         return f"{text}."
+    if same and not is_open and abs(time.estimate - 1) < _SAME_FLOPS:
+        return f"{text}, and so is the time."
     changes = " to ".join(map(_change, ends))
     times = " to ".join(fmt.number(end / ratio) for end in ends)
     return f"{text}, the time {'changes ' if same else ''}by {changes}: each FLOP takes {times} times as long."
