@@ -63,9 +63,12 @@ class Gpus:
         self.ranges.append(("step", begin, self.host))
 
     def as_kineto(self, folder: Path) -> Trace:
+        return warplens.read(kineto.written(folder / "gpus.json", self.events()))
+
+    def events(self, thread: int = 101) -> list[object]:
         events = [kineto.annotation(name, start, end - start) for name, start, end in self.ranges]
         for name, start, end, correlation in self.calls:
-            place = {"process": 100, "thread": 101}
+            place = {"process": 100, "thread": thread}
             events.append(kineto.event("cuda_runtime", name, start, end - start, **place, correlation=correlation))
         for kind, gpu, start, end, correlation in self.work:
             if kind == "kernel":
@@ -75,7 +78,7 @@ class Gpus:
                 args = {"device": gpu, "stream": 7, "correlation": correlation, "bytes": 1 << 25}
                 row = kineto.event("gpu_memcpy", name, start, end - start, process=gpu, thread=7, **args)
             events.append(row)
-        return warplens.read(kineto.written(folder / "gpus.json", events))
+        return events
 
     def as_nsys(self, folder: Path) -> Trace:
         export = Export()
@@ -289,3 +292,19 @@ def test_the_budget_of_an_idle_gpu_says_that_it_waits_for_another_one(tmp_path):
         assert causes["dependency"] >= 0.95 * (busiest.busy_ns - budget.busy_ns)
         assert causes["synchronization"] < 0.01 * budget.idle_ns
         assert sum(causes.values()) == budget.idle_ns
+
+
+def test_gpus_with_a_thread_for_each_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Each thread waits for its own GPU; that the other one works meanwhile is chance."""
+    first, second = Gpus(2), Gpus(2)
+    second.host, second.correlation = 1_100, 10_000
+    for gpu, gpus in enumerate((first, second)):
+        for _ in range(STEPS):
+            with gpus.step():
+                for _ in range(4):
+                    gpus.launch(gpu, MS)
+                    gpus.wait(gpu)
+                    gpus.host += MS
+    second.ranges.clear()
+    trace = warplens.read(kineto.written(tmp_path / "gpus.json", [*first.events(), *second.events(102)]))
+    assert not {finding.id for finding in judged(trace).findings} & set(IDS)

@@ -23,7 +23,7 @@ property of a step. Like other work between the steps it interrupts them, and th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -106,8 +106,9 @@ class LonePause:
     inside: bool  #: whether it lies in the step
     idle_ns: int  #: idle time beyond that of the other steps
     share: float  #: of the time of these steps, the pause included
-    others: int  #: the other steps; all of them if it lies between two
-    busy_share: float  #: of the time of the others
+    others: int  #: steps without any such pause inside
+    busy_share: float  #: of the time of these steps without such pauses, in which at least one GPU works
+    who: str = "the GPU"  #: what works then
 
     def __str__(self) -> str:
         """The pause as a part of a sentence: `a pause of 180.0 s in step 4`."""
@@ -119,7 +120,7 @@ class LonePause:
     def told(self) -> str:
         """A sentence: that it is left out, and what the GPU does in the other steps."""
         which = f"the other {self.others:,} steps" if self.inside else f"the {self.others:,} steps without it"
-        busy = f"the GPU is busy for {100 * self.busy_share:.1f} % of {which}"
+        busy = f"{self.who} is busy for {100 * self.busy_share:.1f} % of {which}"
         return f"{str(self).capitalize()} is not counted, as it happens once: {busy}."
 
 
@@ -335,6 +336,8 @@ def _without_lone_pauses(
     spans, busy = np.diff(edges), np.diff(measure_before(union(Intervals.of(work)), edges))
     inside, between = (spans - busy)[::2], (spans - busy)[1::2]
     number = np.arange(len(inside))
+    without = np.zeros(len(spans), dtype=np.bool_)
+    without[2 * first : 2 * stop - 1] = True
     while stop - first >= _STEPS_FOR_ONCE:
         extra = np.zeros(2 * (stop - first) - 1)
         extra[::2] = (inside - longer.usual(inside, (number >= first) & (number < stop)))[first:stop]
@@ -347,20 +350,21 @@ def _without_lone_pauses(
         kept = max((place + 1, stop), (first, place + behind), key=lambda part: part[1] - part[0])
         if kept[1] - kept[0] < longer.period:
             break
-        rest = slice(2 * first, 2 * stop - 1)
-        others_ns, busy_ns = (int(part[rest].sum() - part[2 * first + longest]) for part in (spans, busy))
+        without[2 * first + longest] = False
         found.append(
             LonePause(
                 step=before + place + 1,
                 inside=not behind,
                 idle_ns=int(extra[longest]),
                 share=float(extra[longest]) / length,
-                others=stop - first - (not behind),
-                busy_share=busy_ns / max(others_ns, 1),
+                others=0,
+                busy_share=0.0,
+                who="the GPU" if work["device"].n_unique() == 1 else "at least one GPU",
             )
         )
         first, stop = kept
-    return (first, stop), tuple(found)
+    others, share = int(without[::2].sum()), float(busy[without].sum() / max(spans[without].sum(), 1))
+    return (first, stop), tuple(replace(pause, others=others, busy_share=share) for pause in found)
 
 
 def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_starts: Int64s) -> Iterator[LeftOut]:

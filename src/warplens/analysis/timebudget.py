@@ -62,7 +62,7 @@ IDLE_CAUSES = {
     "allocation": "the host was inside a memory allocation or release",
     "blocking-copy": "the host was blocked in a copy (pageable memory, or a synchronous call)",
     "host": "the host was busy or asleep outside CUDA for long (input pipeline, Python, garbage collection)",
-    "dependency": "the work was queued, but waited for work on another stream or device",
+    "dependency": "the work was queued and waited for another stream or device, or the host waited for another device",
     "submission": "the work was queued, but held back by the driver or another program",
     "start-latency": "the work was queued, and the GPU was about to start it",
     "profiler": "the profiler blocked the host",
@@ -149,7 +149,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
             timeline, device, states["synchronization"], gap_starts[own_gaps], issued_at
         )
         refilling[own_gaps] = issued_at - refill_start
-        for cause, intervals in _by_device(timeline, device, pid, states).items():
+        for cause, intervals in _by_device(timeline, device, pid, tid, states).items():
             overlapping = np.flatnonzero(touches(intervals, gap_starts[own_gaps], issued_at))
             if not len(overlapping):
                 continue
@@ -166,15 +166,20 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     return IdleGaps(gaps, parts.columns, ended_by)
 
 
-def _by_device(timeline: Timeline, device: int, process: int, states: dict[str, Intervals]) -> dict[str, Intervals]:
-    """The states of a thread during pauses of this device: its waits while others of the process work are for those."""
+def _by_device(
+    timeline: Timeline, device: int, process: int, thread: int, states: dict[str, Intervals]
+) -> dict[str, Intervals]:
+    """The states of a thread during pauses of this device: its waits while others of the process work are for those.
+
+    A thread that launches nothing on other devices waits for its own.
+    """
     work = timeline.work
     if timeline.work_on(device).height == work.height:
         return states
-    others = work.select("start_ns", "end_ns").filter((work["device"] != device) & (work["process"] == process))
-    elsewhere, waits = union(Intervals.of(others)), states["synchronization"]
-    if not len(elsewhere.starts):
+    others = work.filter((work["device"] != device) & (work["process"] == process))
+    if not (others["thread"].is_null() | (others["thread"] == thread)).any():
         return states
+    elsewhere, waits = union(Intervals.of(others)), states["synchronization"]
     return {**states, "synchronization": without(waits, elsewhere), "dependency": intersection(waits, elsewhere)}
 
 

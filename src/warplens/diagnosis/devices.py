@@ -35,7 +35,9 @@ _LEAST_TURNS: Final = 0.05
 #: While others work, each spends this share of its idle time with queued work, or with a host that waits for another
 #: GPU. A host that only issues work too slowly makes GPUs take turns as well, and is another cause.
 _WAITING_SHARE: Final = 0.5
-_WAITING: Final = ("dependency", "blocking-copy")
+#: One thread launches at least this share of the work of each of them: a backward pass has a thread for each GPU, but
+#: GPUs that have nothing but threads of their own are independent.
+_LEAST_SHARED: Final = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +89,12 @@ def _sharing(
         return measure_before(work, ends) - measure_before(work, starts)
 
     elsewhere, beside = during(some), during(busy[order[0]])
-    waiting = np.minimum(sum(causes[cause].whole() for cause in _WAITING), elsewhere)
+    waiting = np.minimum(causes["dependency"].whole(), elsewhere)
     of_device = {device: np.flatnonzero((gaps["device"] == device).to_numpy()) for device in devices}
-    in_turn = total(some) - times[order[0]] >= _LEAST_TURNS * window.duration_ns and all(
-        waiting[rows].sum() >= _WAITING_SHARE * elsewhere[rows].sum() for rows in of_device.values()
+    in_turn = (
+        total(some) - times[order[0]] >= _LEAST_TURNS * window.duration_ns
+        and all(waiting[rows].sum() >= _WAITING_SHARE * elsewhere[rows].sum() for rows in of_device.values())
+        and _share_a_thread(timeline, window, devices)
     )
     waits = np.zeros(gaps.height, dtype=np.int64)
     for device, rows in of_device.items():
@@ -98,6 +102,17 @@ def _sharing(
         part = less / max(int(beside[rows].sum()), 1)
         waits[rows] = elsewhere[rows] if in_turn else (beside[rows] * part).astype(np.int64)
     return Sharing(tuple(order), tuple(times[device] for device in order), total(some), Spent.of(waits), in_turn)
+
+
+def _share_a_thread(timeline: Timeline, window: Window, devices: Sequence[int]) -> bool:
+    """Whether one thread launches work of all these GPUs; True if threads are not known."""
+    inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns) & pl.col("device").is_in(list(devices))
+    launched = timeline.work.lazy().filter(inside).group_by("device", "thread").len().collect()
+    if launched["thread"].null_count():
+        return True
+    share = launched.with_columns(share=pl.col("len") / pl.col("len").sum().over("device"))
+    of_thread = share.filter(pl.col("share") >= _LEAST_SHARED).group_by("thread").len()
+    return bool((of_thread["len"] == len(devices)).any())
 
 
 def told_apart(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[Sharing]) -> dict[str, Spent]:

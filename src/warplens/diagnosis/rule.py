@@ -439,7 +439,7 @@ def _longer_idle(facts: Facts, saved_ns: int) -> float:
 
     Pauses are the host's, whose time differs from run to run; that of the GPU hardly does.
     """
-    longer = (NOISE - 1) * min(facts.idle_ns, saved_ns)
+    longer = (NOISE - 1) * min(facts.own_idle_ns, saved_ns)
     return (facts.wall_ns + longer) / max(facts.wall_ns - saved_ns, 1)
 
 

@@ -222,10 +222,14 @@ def passes_of_step(facts: Facts) -> Passes:
 def _summed_passes(facts: Facts) -> Passes | None:
     """The micro-batches of a step: forward and backward passes whose gradients are summed for one optimizer pass."""
     program, products = facts.program, facts.program.products
-    inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    inside, counts, adds = np.zeros(facts.work.height, dtype=np.bool_), [], program.marked("adding")
     for step in in_launch_order(facts):
         begins, ends = micro_batches(facts, step)
         if not len(begins) or not program.optimizing[step[ends[-1] :]].any():
+            return None
+        # Networks of equal sizes launch equal kernels, too, but no gradient is added to one that is there.
+        added = np.array([adds[step[begin:end]].sum() for begin, end in zip(begins, ends, strict=True)])
+        if added[1:].min() - added[0] < _LEAST_ADDED * (ends[0] - begins[0]):
             return None
         # Without a forward pass of its own, a backward pass goes over the graph of the one before.
         forward = np.array([products[step[a:b]].sum() for a, b in zip(np.r_[0, ends[:-1]], begins, strict=True)])
@@ -501,6 +505,8 @@ def in_launch_order(facts: Facts) -> Iterator[Int64s]:
 
 #: Micro-batches launch equal kernels, but for this share. Passes over other networks launch other kernels.
 _ALIKE: Final = 0.9
+#: Least gradients that a later micro-batch adds, for each kernel of a backward pass.
+_LEAST_ADDED: Final = 0.04
 
 
 def micro_batches(facts: Facts, work: Int64s) -> tuple[Int64s, Int64s]:

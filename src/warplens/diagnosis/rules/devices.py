@@ -77,13 +77,16 @@ class UnevenGpus(GpusRule):
         busiest, *others = sharing.busy_ns
         factor = busiest / max(sum(others) / len(others), 1.0)
         gpu, shares_work = f"GPU {sharing.devices[0]}", self.least_share * factor <= 1
+        expected = self._gain(facts, sharing, 1.0, waited_ns, facts.unprofiled_share)
+        # The host may be as slow as recorded: then it may set the pace as soon as the work is even.
+        slow, as_recorded = (self._gain(facts, sharing, part, waited_ns, 1.0) for part in (0.5, 1.0))
         return self.costing(
             facts.thresholds,
-            [self._gain(facts, sharing, part, waited_ns) for part in (0.5, 1.0, 1.0)],
+            (slow, expected, expected),
             sure=facts.sure,
             bound=ceiling(facts.wall_ns, waited_ns),
             title=f"{gpu} has {times(factor)} the work of the other GPUs of its process, which wait for it",
-            confidence="high" if facts.sure and shares_work else "medium",
+            confidence="high" if facts.sure and shares_work and as_recorded >= expected else "medium",
             warning=None if shares_work else math.inf,
             evidence={
                 "gpus_count": len(sharing.devices),
@@ -114,8 +117,12 @@ class UnevenGpus(GpusRule):
             ),
         )
 
-    def _gain(self, facts: Facts, sharing: Sharing, part: float, waited_ns: int) -> float:
-        """Speed-up if this part of the waiting goes away; a host that sets the pace then still does."""
+    def _gain(self, facts: Facts, sharing: Sharing, part: float, waited_ns: int, host_share: float) -> float:
+        """Speed-up if this part of the waiting goes away; a host that sets the pace then still does.
+
+        Args:
+            host_share: of the host's recorded time for issuing work, without the profiler.
+        """
         if facts.phase is not None:
             return ceiling(facts.wall_ns, part * waited_ns)
         saved_ns = part * (sharing.busy_ns[0] - sharing.evened_ns)
@@ -124,7 +131,7 @@ class UnevenGpus(GpusRule):
         of_gpu = (facts.gaps["device"] == busiest).to_numpy()
         idle = {cause: spent.where(of_gpu).total for cause, spent in facts.causes.items()}
         other = sum(spent for cause, spent in idle.items() if cause not in (*ISSUING, "submission", "profiler"))
-        host = facts.unprofiled_share * needed_ns(facts.host, work, np.zeros(work.height, dtype=np.int32))
+        host = host_share * needed_ns(facts.host, work, np.zeros(work.height, dtype=np.int32))
         host = min(host, facts.window.duration_ns - other)
         before, after = (max(sharing.busy_ns[0] - saved, host) + other for saved in (0.0, saved_ns))
         return before / max(after, 1.0)
@@ -175,7 +182,8 @@ class GpusInTurn(GpusRule):
         def gain(kept: float) -> float:
             return ceiling(facts.wall_ns, (1 - kept) * part * waited_ns)
 
-        copies = int((facts.work["label"] == "peer-to-peer").sum()) / facts.steps
+        of_process = facts.work.filter(pl.col("device").is_in(sharing.devices))
+        copies = int((of_process["label"] == "peer-to-peer").sum()) / facts.steps
         at_once = sum(sharing.busy_ns) / max(sharing.any_busy_ns, 1)
         by_host = copies < 1 and facts.waits_inside
         return self.costing(

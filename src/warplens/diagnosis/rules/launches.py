@@ -112,14 +112,15 @@ _MANY_TURNS: Final = Remedy(
     f"{GAIN}: one launch for all kernels of ten turns",
 )
 #: Most launches of such a turn, and share of the host's time for them that goes away.
-_FEW_LAUNCHES: Final = 16
+_FEW_LAUNCHES: Final = 3
 _TURNS_SAVED_SHARE: Final = 0.9
 
 
 def _many_turns(facts: Facts) -> Gain | None:
-    """Gain of a graph of many turns; None unless steps are short sequences of kernels, found by their repetition."""
+    """Gain of a graph of many turns; None unless steps are short sequences of kernels that the host never waits for."""
     launches = facts.work.height / facts.process_steps
-    if not facts.window.steps or facts.timeline.steps.is_sure or launches >= _FEW_LAUNCHES:
+    found_by_repetition = facts.window.steps and facts.phase is None and not facts.timeline.steps.is_sure
+    if not found_by_repetition or launches > _FEW_LAUNCHES or facts.waits_inside:
         return None
     return facts.replayed(calls=np.full(facts.work.height, _TURNS_SAVED_SHARE))
 
