@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import warplens as package
+from tests import shipped
 from tests.cli.small_export import (
     COPY_BYTES,
     COPY_NS,
@@ -240,7 +241,7 @@ def test_launches_per_step_say_of_which_process_they_are(name, whose, warplens):
 
 
 def test_no_launches_per_step_are_told_where_graphs_launched_everything(warplens):
-    run = warplens("launches", "demo:deit224_bs1_graph_nodes")
+    run = warplens("launches", shipped.capture("deit224_bs1_graph_nodes"))
 
     assert "CUDA graphs: 10 launches (1,770 kernels replayed and recorded)" in run.out
     assert "launches per step" not in run.out

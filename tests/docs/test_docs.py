@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import warplens.analysis
 import warplens.readers
 import warplens.studies.grid
+from tests import shipped
 from warplens.analysis.categories import CATEGORIES, classify
 from warplens.analysis.timebudget import IDLE_CAUSES
 from warplens.cli.catalogue import COMMANDS
@@ -205,7 +206,7 @@ _FURTHER_PROFILES = {
 @pytest.mark.parametrize("command", _TABLES)
 def test_every_key_of_the_json_output_is_explained(command):
     documented = set(_INLINE.findall(_text("reference/json.md")))
-    profile = _OTHER_PROFILES.get(command, "demo:deit224_bs1_graph_nodes")
+    profile = _OTHER_PROFILES.get(command, str(shipped.capture("deit224_bs1_graph_nodes")))
     further = _FURTHER_PROFILES.get(command, ())
     result = CliRunner().invoke(app, [command, profile, *further, "--format", "json", "--quiet"])
     assert set(_keys(json.loads(result.stdout), but=("rows", "evidence", "busy_ns"))) <= documented | _ENVELOPE

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests import shipped
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from tests.report.conftest import Visit
@@ -48,7 +49,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "data"
 
 
 def side(name: str, folder: Path = CAPTURES) -> TraceFiles:
-    timeline = Timeline(read(folder / f"{name}.sqlite.xz"))
+    timeline = Timeline(read(shipped.capture(name) if folder == CAPTURES else folder / f"{name}.sqlite.xz"))
     window = timeline.window()
     return TraceFiles.of(name, [Side(name, timeline, window)], [quality_notes(timeline, window)])
 
