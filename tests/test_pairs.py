@@ -41,6 +41,7 @@ WITHOUT_TRACE = {
     *("noise_told_with_and_without_text", "generated_without_cache", "matched_image_by_image", "coatnet_in_fp32"),
     *("darknet_as_images_come", "photographs_classified_one_by_one", "a_group_for_each_parameter"),
     *("eight_experts_in_turn", "photos_opened_in_the_loop", "masked_words_of_30522", "allocator_without_cache"),
+    "city_noise_tagging",
 }
 
 

@@ -242,7 +242,7 @@ def piano_tune_training(variant: str) -> Step:
 
 @pair(
     "host-stall", "recommendation", "histories are padded once, in a tensor on the GPU", THIRTY_THIRD,
-    accept=("input-bound",), steps=(4, 3), with_stack=True,
+    steps=(4, 3), with_stack=True,
 )  # fmt: skip
 def next_purchase_training(variant: str) -> Step:
     """A SASRec (2 × 256, mixed precision, fused AdamW) learns from histories of 2,048 customers, 200 purchases each.

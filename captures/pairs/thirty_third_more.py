@@ -220,7 +220,7 @@ def aerial_photo_sharpening(variant: str) -> Step:
 
 @pair(
     "blocking-copy", "evaluation", "masks are made and counted on the GPU, and only the counts copied", THIRTY_THIRD,
-    library="torchvision", accept=("host-stall", "pageable-copy"), inference=True, steps=(4, 2),
+    library="torchvision", accept=("host-stall",), inference=True, steps=(4, 2),
 )  # fmt: skip
 def heart_chamber_scoring(variant: str) -> Step:
     """A DeepLabv3 with a ResNet-101 (channels_last, bf16) finds a chamber and its wall in 24 slices of 512²; Dice.
@@ -279,7 +279,7 @@ def player(side: int, widths: tuple[int, ...], actions: int) -> nn.Sequential:
 
 @pair(
     "blocking-copy", "reinforcement learning", "frames go as bytes from pinned memory, and are floats on the GPU",
-    THIRTY_THIRD, accept=("host-stall", "pageable-copy", "input-bound"), with_stack=True, steps=(4, 2),
+    THIRTY_THIRD, accept=("host-stall",), with_stack=True, steps=(4, 2),
 )  # fmt: skip
 def arcade_replay_learning(variant: str) -> Step:
     """A double DQN (IMPALA's network, mixed precision) learns from 256 moves of a replay, 4 frames of 84² before each.

@@ -212,7 +212,7 @@ def test_the_busiest_gpu_sets_the_pace_and_no_wait_of_the_host(seen, step):
     found = seen(step, 4)
     finding = found.findings[0]
     assert found.verdict == "uneven-gpus"
-    assert "GPU 0 has 3.0" in finding.title
+    assert "GPU 0 has 3 times" in finding.title
     assert finding.expected == pytest.approx(4 * 900 / (900 + 3 * 300), rel=0.02)
     assert finding.bound <= 2.001
     assert found.finding("host-sync") is None

@@ -70,8 +70,8 @@ class UnevenGpus(GpusRule):
 
     def headline_of(self, finding: Finding) -> str:
         """The headline, with the busiest GPU."""
-        factor = times(finding.evidence["most_to_others_factor"])
-        return f"{self.headline}{finding.where[0]}, which has {factor} the work of the others"
+        factor = finding.evidence["most_to_others_factor"]
+        return f"{self.headline}{finding.where[0]}, which has {factor:,.3g} times the work of the others"
 
     def _of(self, facts: Facts, sharing: Sharing, waited_ns: int) -> Finding:
         busiest, *others = sharing.busy_ns
@@ -85,7 +85,7 @@ class UnevenGpus(GpusRule):
             (slow, expected, expected),
             sure=facts.sure,
             bound=ceiling(facts.wall_ns, waited_ns),
-            title=f"{gpu} has {times(factor)} the work of the other GPUs of its process, which wait for it",
+            title=f"{gpu} has {factor:,.3g} times the work of the other GPUs of its process, which wait for it",
             confidence="high" if facts.sure and shares_work and as_recorded >= expected else "medium",
             warning=None if shares_work else math.inf,
             evidence={
