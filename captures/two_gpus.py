@@ -61,9 +61,9 @@ def layers_split_unevenly(variant: str) -> Step:
     return split((12, 12) if variant == "after" else (18, 6), size(2048, 64), 8)
 
 
-def healthy_pipeline(variant: str) -> Step:
-    """24 layers in sixteen micro-batches, 12 on each GPU."""
-    return split((12, 12), size(2048, 64), 16)
+def sixteen_micro_batches(variant: str) -> Step:
+    """24 layers, 12 on each GPU, in sixteen micro-batches, which the host cannot launch as fast; mended: eight."""
+    return split((12, 12), size(2048, 64), 8 if variant == "after" else 16)
 
 
 def images_dealt_unevenly(variant: str) -> Step:
@@ -116,7 +116,7 @@ PROGRAMS = {
         layers_split_unevenly,
         images_dealt_unevenly,
         data_parallel_training,
-        healthy_pipeline,
+        sixteen_micro_batches,
     )
 }
 
@@ -148,7 +148,7 @@ def main() -> None:
         print(json.dumps(list(PROGRAMS)))
         return
     how, name, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    variants = ("before",) if how == "nsys" or name.startswith("healthy") else ("before", "after")
+    variants = ("before",) if how == "nsys" else ("before", "after")
     steps = {variant: PROGRAMS[name](variant) for variant in variants}
     for step in steps.values():
         for _ in range(WARMUP):
