@@ -342,12 +342,7 @@ def _calls_of(calls: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
 def _cost_per_launch(begins: Int64s, states: dict[str, Intervals]) -> tuple[float, float, float] | None:
     if len(begins) < 2:
         return None
-    blocked = union(
-        Intervals(
-            np.concatenate([state.starts for state in states.values()]),
-            np.concatenate([state.ends for state in states.values()]),
-        )
-    )
+    blocked = union(*states.values())
     low, middle, high = np.percentile(np.diff(begins) - np.diff(measure_before(blocked, begins)), [25, 50, 75])
     return float(low), float(middle), float(high)
 

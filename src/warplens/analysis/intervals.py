@@ -79,9 +79,11 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
     return Owned(piece_starts[not_empty], ends[not_empty], owner[not_empty])
 
 
-def union(intervals: Intervals) -> Intervals:
-    """The covered time as disjoint intervals, neighbours that touch merged into one."""
-    starts, ends = intervals
+def union(*parts: Intervals) -> Intervals:
+    """The time that any of them covers, as disjoint intervals; neighbours that touch are merged into one."""
+    if not parts:
+        return Intervals.none()
+    starts, ends = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
     if np.any(starts[1:] < starts[:-1]):
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]

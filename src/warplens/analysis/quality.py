@@ -485,8 +485,8 @@ def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
         busy = both = Intervals.none()
         for _, own in kernels.group_by("process", maintain_order=True):
             running = union(Intervals.of(own))
-            both = union(Intervals(*map(np.concatenate, zip(both, intersection(busy, running), strict=True))))
-            busy = union(Intervals(*map(np.concatenate, zip(busy, running, strict=True))))
+            both = union(both, intersection(busy, running))
+            busy = union(busy, running)
         share = total(clip(both, window.start_ns, window.end_ns)) / max(window.duration_ns, 1)
         if share > _SHARED_SHARE:
             yield Note(

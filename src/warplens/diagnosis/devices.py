@@ -82,7 +82,7 @@ def _sharing(
     busy = {device: clip(timeline.busy(device), window.start_ns, window.end_ns) for device in devices}
     times = {device: total(busy[device]) for device in devices}
     order = sorted(devices, key=lambda device: -times[device])
-    some = union(Intervals(*(np.concatenate(edges) for edges in zip(*busy.values(), strict=True))))
+    some = union(*busy.values())
     starts, ends = gaps["start_ns"].to_numpy(), gaps["end_ns"].to_numpy()
 
     def during(work: Intervals) -> Int64s:

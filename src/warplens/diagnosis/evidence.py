@@ -157,10 +157,7 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
             calls.filter(kind == "copy").join(staged, on=["process", "correlation"], how="semi"),
         ]
     ).join(threads, on=["process", "thread"], how="semi")
-    busy = [timeline.busy(device) for device in devices]
-    working = (
-        union(Intervals(*(np.concatenate(edges) for edges in zip(*busy, strict=True)))) if busy else Intervals.none()
-    )
+    working = union(*map(timeline.busy, devices))
     return {
         process: intersection(union(Intervals.of(waits.filter(pl.col("process") == process))), working)
         for process in threads["process"].unique().sort()

@@ -71,11 +71,7 @@ def busy_time(timeline: Timeline, device: int) -> BusyTime:
     times = trace.kernels.select("start_ns", "end_ns")
     compute = union(Intervals.of(select_rows(times, on_device & ~is_communication)))
     graphs = union(Intervals.of(select_rows(trace.graph_launches, trace.graph_launches["device"] == device)))
-    working = compute
-    if len(graphs.starts):
-        working = union(
-            Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
-        )
+    working = union(compute, graphs)
     communication = union(Intervals.of(select_rows(times, on_device & is_communication)))
     return BusyTime(
         compute=compute,

@@ -299,7 +299,7 @@ class BlockingCopy(Rule):
         )
 
     def _other_way(self, facts: Facts, *, fetched: bool, unpinned: bool) -> Remedy | None:
-        """The remedy for large copies in the direction with fewer bytes, with its replayed gain."""
+        """The remedy for large copies in the direction that the others do not name, with its replayed gain."""
         gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched]) if _both_ways(facts) else None
         if gain is None or gain.expected < facts.thresholds.raise_ceiling:
             return None
@@ -505,6 +505,7 @@ _FEWER_RESULTS: Final = (
 )
 
 
+@once
 def _both_ways(facts: Facts) -> bool:
     """Whether large copies run in both directions, so that a change of one is not the prediction for both."""
     large = facts.copies.filter(pl.col("bytes") > SMALL_COPY_BYTES)
