@@ -338,6 +338,19 @@ def test_paths_are_told_from_other_slashes(text, clean):
     assert PATHS.sub(b"[path]", text) == clean
 
 
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (b"copied from ann@10.1.2.3:", b"copied from [removed]:"),
+        (b"rank 3 on ip-10-0-12-7", b"rank 3 on [removed]"),
+        (b"rank 3 on ip-10-0-12-7.compute.internal", b"rank 3 on [removed]"),
+        (b"clip-10-0-1-2 and skip-1-2-3-4", b"clip-10-0-1-2 and skip-1-2-3-4"),
+    ],
+)
+def test_users_and_machines_that_are_named_by_an_address(text, clean):
+    assert ADDRESSES.sub(b"[removed]", text) == clean
+
+
 @pytest.mark.parametrize("unit", [b"a", b"/a", b"a/", b"/home", b"a ", b"\\a", b"sk-", b"hf_"])
 def test_a_long_text_takes_time_in_proportion(unit):
     """A quadratic search takes hours."""

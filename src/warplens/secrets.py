@@ -53,9 +53,9 @@ _COUNTRY = (
 _HEX = rb"[0-9A-Fa-f]"
 #: Texts that identify by their form, anywhere. Kind → pattern; each begins at the begin of a word.
 FORMS: Final[dict[str, bytes]] = {
-    "mail, user@machine": rb"(?<![\w.+-])[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*",
+    "mail, user@machine": rb"(?<![\w.+-])[\w.+-]+@(?:[A-Za-z][\w-]*(?:\.[\w-]+)*|\d{1,3}(?:\.\d{1,3}){3}(?![\w.]))",
     "network address": (
-        rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"
+        rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<![\w.-])ip(?:-\d{1,3}){4}(?![\w-])(?:\.[\w-]+)*"
         rb"|(?<![\w:.])(?:[23]%(h)b{3}|[Ff][89A-Fa-f]%(h)b{2}):(?:%(h)b{0,4}:){1,6}(?:%(h)b{1,4})?(?![\w:])"
         rb"|(?<![\w:.])(?:%(h)b{1,4}:){7}%(h)b{1,4}(?![\w:])"
     )
