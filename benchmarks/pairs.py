@@ -49,6 +49,7 @@ HALVES = (
     "thirty_first",
     "thirty_second",
     "thirty_third",
+    "thirty_fourth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -29,12 +29,14 @@ def found(
     by_hand: tuple[str, Sequence[Sequence[int]]] | None = None,
     optimizes: bool = True,
     collective: str = "",
+    added: Sequence[int] = (),
 ) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
     turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
 
     With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded. `by_hand` are an
     operator outside of the optimizer, and the sizes of its tensors. A `collective` runs behind each backward pass.
+    Gradients of the size `added` are added to those of the last pass.
     """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
@@ -59,6 +61,8 @@ def found(
                     run(BACKWARD, AUTOGRAD_THREAD)
                 name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
                 ranges.append(operator(now, now + US, name, shapes=text, thread=AUTOGRAD_THREAD))
+                if shape == added:
+                    ranges.append(operator(now + 200, now + 800, "aten::add_", thread=AUTOGRAD_THREAD))
                 now += 2 * US
             if collective:
                 run(20 * US, AUTOGRAD_THREAD, name=collective)
@@ -107,6 +111,19 @@ def test_few_numbers_may_cost_much_time_as_those_of_convolutions_do() -> None:
     assert finding.evidence["unused_numbers_share"] < 0.02
     whole, left = FORWARD + 4 * BACKWARD, FORWARD + BACKWARD
     assert finding.expected == pytest.approx(whole / left, rel=0.1)
+
+
+def test_a_single_gradient_that_nobody_clears_is_not_that_of_an_input() -> None:
+    """A table of embeddings that is in no optimizer. The gradient of an input is new in each step."""
+    handed = [HEAD] * 14 + [LARGE]
+    assert found(handed, [HEAD] * 14) is None
+    finding = found(handed, [HEAD] * 14, added=LARGE)
+    assert finding is not None
+    assert finding.evidence["unused_gradients_per_step"] == 1
+    whole = FORWARD + 15 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.02)
+    # The last layer that is trained may compute the gradient of its input for it.
+    assert finding.bound == pytest.approx(whole / (whole - 2 * BACKWARD), rel=0.03)
 
 
 def test_biases_that_are_not_trained_do_not_make_the_products_of_their_layers_needless() -> None:

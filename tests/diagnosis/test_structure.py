@@ -641,6 +641,28 @@ def test_a_buffer_that_is_rolled_is_copied_whole_and_shifted_windows_are_not_tol
         assert finding.remedies[0].action == "Write into a ring"
 
 
+INDEX_COPY = "void at::native::index_elementwise_kernel<128, 4, index_copy_kernel_impl<OpaqueType<2>>>(long)"
+
+
+@pytest.mark.parametrize(("written", "turns", "told"), [(5, 16, True), (60, 16, False), (5, 4, False), (0, 16, False)])
+def test_a_tensor_is_copied_whole_for_each_few_rows_that_are_written(written: int, turns: int, told: bool) -> None:
+    """index_copy without the underscore. A write that takes half as long as the copy may need a new tensor."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(turns):
+            machine.launch(100 * US)
+            machine.copy(120 * US, 256_000_000, "device-to-device", pinned=True)
+            if written:
+                machine.launch(written * US, INDEX_COPY)
+
+    finding = verdict(step).finding("growing-cache")
+    assert (finding is not None) is told
+    if finding is not None:
+        assert finding.title.startswith("All of a tensor is copied")
+        assert finding.remedies[0].action == "Write in place"
+        assert finding.expected == pytest.approx(225 / (225 - 0.92 * 120), rel=0.05)
+
+
 BLUESTEIN = "void multi_bluestein_fft<unsigned int, 125u, float>(kernel_arguments_t<unsigned int>)"
 ARANGE = "void at::native::elementwise_kernel_with_index<int, at::native::arange_cuda_out(at::Tensor&)::lambda>(int)"
 MASKED = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<masked_fill_kernel>>(int)"
@@ -1385,6 +1407,7 @@ def test_a_sort_of_integers_counts_only_beside_rows_that_are_gathered() -> None:
 
 
 TF32_CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
+FP32_ATTENTION = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>::Params)"
 TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_kernel"
 
 
@@ -1440,6 +1463,22 @@ def test_products_in_tf32_are_left_out_of_mixed_precision_where_others_have_16_b
         assert first.expected == pytest.approx(700 / (300 + 300 / 2 / 0.9375 + 50), rel=0.02)
         assert first.bound is not None
         assert first.bound > first.expected
+
+
+def test_products_in_tf32_are_narrowed_with_those_off_the_tensor_cores() -> None:
+    """Attention of fp32 numbers has no kernel in TF32, which the program allows; 16 bits double the rate of all."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(300 * US, TF32_GEMM)
+            machine.launch(100 * US, FP32_ATTENTION)
+            machine.launch(100 * US, LAYER_NORM)
+
+    first = verdict(step).findings[0]
+    assert first.id == "precision"
+    # Products at twice the rate, attention at 0.55 of the ratio of the peaks, half of the passes.
+    assert first.expected == pytest.approx(500 / (300 / 2 / 0.9375 + 100 / (0.55 * 989 / 67) + 50), rel=0.03)
+    assert first.bound == pytest.approx(500 / (120 + 5 + 40), rel=0.03)
 
 
 def test_preconditioners_of_an_optimizer_are_no_part_of_the_network() -> None:

@@ -68,6 +68,15 @@ _SHARED: Final = Remedy(
     f"{GAIN}: nothing is copied, and attention reads each head's keys and values once",
 )
 
+#: For rows that are written into a copy.
+_UNDERSCORE: Final = Remedy(
+    "Write in place",
+    "keys.index_copy_(2, position, new)  # with the underscore; or keys[:, :, position] = new\n"
+    "# index_copy, index_put, scatter, select_scatter and slice_scatter copy the whole tensor first\n"
+    "# in training, only where autograd does not need the old values",
+    f"{GAIN}: only the new rows are written",
+)
+
 #: For histories of fixed length.
 _RING: Final = Remedy(
     "Write into a ring",
@@ -94,14 +103,16 @@ class GrowingCache(StructureRule):
     limiter = "a growing cache that is copied in every step"
     cause = (
         "concatenated key/value caches, caches that are reordered, results that are appended by concatenation, "
-        "histories of fixed length that are joined anew or rolled, keys and values that compiled code copies"
+        "histories of fixed length that are joined anew or rolled, tensors that are copied to write a few rows, keys "
+        "and values that compiled code copies"
     )
     raised_when = (
         "in inference, concatenations grow from step to step; or concatenations or gathers of rows occur with each "
         "attention of a decoder and take far longer than the work on one token; or at least sixteen concatenations of "
         "a step get longer in turn, or each includes what was appended before; or at least eight of one size take 15 % "
         "of the busy time; or compiled code makes copies for each attention of a decoder, which take longer than "
-        "attention; or, also in training, torch.roll takes 15 %; and it costs 2 %"
+        "attention; or at least eight copies of a step each precede a write of a tenth of their time, and take 15 %; "
+        "or, also in training, torch.roll takes 15 %; and it costs 2 %"
     )
     claimed = "these copies, and of attention on heads that are copied what it need not read"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
@@ -109,6 +120,7 @@ class GrowingCache(StructureRule):
     reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
     appended_title: ClassVar = "Results are appended by concatenation, which copies all earlier ones each time"
     rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
+    written_title: ClassVar = "All of a tensor is copied for each few rows that are written into it"
     shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
     copied_title: ClassVar = "Compiled code copies a whole cache of keys and values before each attention"
     shared_title: ClassVar = "Keys and values are copied for each head that shares them, before each attention"
@@ -118,6 +130,8 @@ class GrowingCache(StructureRule):
     headlines: ClassVar = {
         appended_title: appended_headline,
         rolled_title: appended_headline,
+        written_title: "Limited by writing to copies: {share} of the time goes into copying a whole tensor for a few "
+        "new rows",
         shifted_title: "Limited by torch.roll: {share} of the time goes into copying a whole buffer",
         copied_title: "Limited by a cache that compiled code copies: {share} of the time goes into that",
         shared_title: "Limited by copies of keys and values for the heads that share them: reading them where they are "
@@ -128,6 +142,7 @@ class GrowingCache(StructureRule):
         copied_title: (_WRITTEN,),
         shared_title: (_SHARED,),
         rolled_title: (_RING,),
+        written_title: (_UNDERSCORE,),
         shifted_title: (_RING,),
         reordered_title: (_IN_PLACE, *_FIXED),
     }
@@ -145,6 +160,8 @@ class GrowingCache(StructureRule):
         "copies were not the limit.",
         rolled_title: "Leave the concatenation out, so that the history stays as it is: if a turn takes as long, the "
         "copies were not the limit.",
+        written_title: "Leave the writes out, so that the tensor stays as it is: if a step takes as long, the copies "
+        "were not the limit.",
         shifted_title: "Leave torch.roll out, so that the buffer stays as it is: if a step takes as long, the copies "
         "were not the limit.",
         copied_title: "Run a few tokens without torch.compile, and look at the copies before attention (warplens "
@@ -220,6 +237,9 @@ class GrowingCache(StructureRule):
         growth = self._growth(facts, joins) if many and attention else None
         if pairs.any() or (growth is not None and growth >= self.least_growth):
             return (pairs if pairs.any() else joins), gathers, ""
+        written = self._written(facts)
+        if written.any():
+            return written, gathers, self.written_title
         appended = self._appended(facts)
         if appended.any():
             return appended, gathers, "" if attention else self.appended_title
@@ -295,6 +315,18 @@ class GrowingCache(StructureRule):
             correlation = float(np.corrcoef(np.arange(len(of_step)), grown)[0, 1])
             appended[of_step] = correlation >= (self.few_correlation if few else self.rank_correlation)
         return appended
+
+    def _written(self, facts: Facts) -> Bools:
+        """Copies of a whole tensor, each right before a few rows of the copy are written, as by `index_copy`."""
+        program, order = facts.program, facts.program.order
+        copies = program.in_order(program.having("label", "device-to-device") | program.labelled("copy-cast"))
+        own, written = program.in_order(program.own_ns), np.zeros(facts.work.height, dtype=np.bool_)
+        writes = np.flatnonzero(program.in_order(program.marked("adding-rows")) & ~program.breaks)
+        writes = writes[writes > 0]
+        whole = writes[copies[writes - 1] & (own[writes - 1] >= self.longer * own[writes])] - 1
+        written[order[whole]] = True
+        enough = time_of(program, written) >= self.least_rolled_share * facts.busy_ns
+        return written if enough and len(whole) >= self.least_turns * facts.steps else np.zeros_like(written)
 
     @remembered
     def _grown(self, facts: Facts) -> Bools:

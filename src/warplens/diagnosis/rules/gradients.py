@@ -41,6 +41,7 @@ class Unused:
     gradients: int  #: their count, summed over the backward passes of the window
     numbers_share: float | None  #: their numbers over those of all gradients; None if sizes are not recorded
     inputs: bool = False  #: whether the others are gradients of inputs, which the program reads itself
+    beside: Bools | None = None  #: work of the last layer whose gradients are taken: a part of it is for its input
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,7 @@ class _Pass:
     ends: Int64s
     numbers: Int64s  #: size of each gradient
     unused: Float64s  #: share of gradients of that size that no optimizer takes
+    added: Bools  #: which of them are added to those of the last pass, which nobody cleared
     inputs: bool  #: whether no optimizer runs, and the program reads gradients of its inputs
 
 
@@ -162,12 +164,13 @@ class UnusedGradients(StructureRule):
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
         count = sum(len(each.unused) for each in passes)
-        # A single large gradient may be that of an input, which checkpoints need.
-        if not numbers or gradients < self.least_share * count:
+        # A single large gradient may be that of an input, which checkpoints need. A new input has none to add to.
+        never_cleared = sum(int(each.numbers[(each.unused >= 1) & each.added].sum()) for each in passes)
+        if not numbers or (gradients < self.least_share * count and never_cleared < self.least_share * numbers):
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
         product = facts.program.products
-        share = np.zeros(len(launched))
+        share, of_input = np.zeros(len(launched)), np.zeros(len(launched), dtype=np.bool_)
         for each in passes:
             inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
             unsure = (each.unused > 0) & (each.unused < 1)
@@ -177,6 +180,10 @@ class UnusedGradients(StructureRule):
                 continue
             taken = np.flatnonzero(each.unused < 1)
             last = int(each.ends[taken[-1]]) if len(taken) else each.begin
+            if len(taken):
+                # The last layer with taken gradients need not compute that of its input.
+                begin = _begin_of_layer(each, int(taken[-1]), np.sort(launched[inside & product]))
+                of_input |= inside & (launched >= begin) & (launched < last)
             for place in np.flatnonzero(each.unused[: taken[-1]]) if len(taken) else ():
                 begin = each.ends[place - 1] if place else each.begin
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
@@ -190,7 +197,8 @@ class UnusedGradients(StructureRule):
                 return None
         if not share.any():
             return None
-        return Unused(share, round(gradients), unused / numbers, inputs=any(each.inputs for each in passes))
+        inputs = any(each.inputs for each in passes)
+        return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1))
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
@@ -316,6 +324,7 @@ class UnusedGradients(StructureRule):
         found = self._unused(facts)
         if found is None:
             return None
+        removable = found.share > 0 if found.beside is None else (found.share > 0) | found.beside
         return self.seen(
             facts,
             claims,
@@ -324,10 +333,17 @@ class UnusedGradients(StructureRule):
                 "unused_gradients_per_step": found.gradients / facts.steps,
                 "unused_numbers_share": found.numbers_share,
             },
-            bound_ns=time_of(facts.program, found.share > 0) + facts.own_idle_ns,
+            bound_ns=time_of(facts.program, removable) + facts.own_idle_ns,
             title=self.inputs_title if found.inputs else "",
             remedies=_OF_INPUTS if found.inputs else _OF_WEIGHTS,
         )
+
+
+def _begin_of_layer(of_pass: _Pass, place: int, launches: Int64s) -> int:
+    """When the gradients before this one, of other layers, had all been handed over: a product was launched since."""
+    edges = np.searchsorted(launches, np.c_[np.r_[of_pass.begin, of_pass.ends[:-1]], of_pass.starts][: place + 1])
+    worked = np.flatnonzero(edges[:, 1] > edges[:, 0])
+    return int(of_pass.ends[worked[-1] - 1]) if len(worked) and worked[-1] else of_pass.begin
 
 
 def _passes(facts: Facts) -> list[_Pass]:
@@ -349,6 +365,8 @@ def _passes(facts: Facts) -> list[_Pass]:
         return []
     elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()])
     starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
+    sums = operators.filter(pl.col("name") == "aten::add_")["start_ns"].to_numpy()
+    added = np.searchsorted(sums, ends) > np.searchsorted(sums, starts)
     # While a backward pass runs, the thread that called it does nothing else.
     next_elsewhere = np.searchsorted(elsewhere, starts)
     edges = np.r_[0, np.flatnonzero(np.diff(next_elsewhere)) + 1, len(starts)]
@@ -395,6 +413,7 @@ def _passes(facts: Facts) -> list[_Pass]:
                 ends[first:stop],
                 numbers,
                 unused,
+                added[first:stop],
                 optimizing.is_empty(),
             )
         )

@@ -181,7 +181,8 @@ class Precision(Rule):
     claimed = (
         "the time that fp32 products on vector units or AMD's matrix units, and float64 products of a program with "
         "norms, softmax or an optimizer, would save at 0.55 of the ratio of the peaks (for a ratio below 5: 0.94 of "
-        "it, and 3.4 % of the time for casts); if these are most products, half of the passes over "
+        "it, and 3.4 % of the time for casts); beside these, half of what products in TF32 take, "
+        "unless others have 16 bits; if both are most products, half of the passes over "
         "32-bit numbers, a quarter in training; if other products have 16 bits, also what products in TF32 would save, "
         "half of the passes around these products, and the casts in between"
     )
@@ -283,10 +284,11 @@ class Precision(Rule):
         for which, wide in kinds:
             factor = tensor_core_factor(facts, wide) or _LEAST_FACTOR
             share[which] = 1 - self._left(factor, casts=not self._mixed(facts))
-        share[part] = 1 - self._left(tensor_core_factor(facts, "tf32") or _LEAST_FACTOR, casts=facts.trains)
+        beside = self._beside(facts)
+        share[part | beside] = 1 - self._left(tensor_core_factor(facts, "tf32") or _LEAST_FACTOR, casts=facts.trains)
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.products
-        if 2 * time_of(facts.program, off) > time_of(facts.program, products):
+        if 2 * time_of(facts.program, off | beside) > time_of(facts.program, products):
             long = facts.program.having("precision", "fp32", "fp64")
             saved = self.trained_passes_share if facts.trains else self.passes_share
             share[long & facts.program.passes] = saved
@@ -367,6 +369,16 @@ class Precision(Rule):
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)
 
+    def _beside(self, facts: Facts) -> Bools:
+        """Products in TF32 of a program that has none in 16 bits, but some off the tensor cores, such as attention.
+
+        16 bits double their rate as well. If all products are in TF32, that is taken for a choice.
+        """
+        program, off = facts.program, off_tensor_cores(facts) & ~facts.program.marked("narrow-operands")
+        if self._mixed(facts) or not off.any():
+            return np.zeros(facts.work.height, dtype=np.bool_)
+        return np.asarray(program.products & program.having("precision", "tf32") & ~program.optimizing, dtype=np.bool_)
+
     @remembered
     def _left_out(self, facts: Facts) -> Bools:
         """Products in TF32 of a program that has others in 16 bits: a part that autocast left out.
@@ -441,7 +453,7 @@ class Precision(Rule):
             # Passes move two bytes per number instead of four or eight.
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
             + int((0.8 if doubles else 0.6) * passes)
-            + int(0.6 * time_of(facts.program, default & facts.program.products))
+            + int(0.6 * time_of(facts.program, (default | self._beside(facts)) & facts.program.products))
             + int(0.6 * left_out),
             on_gpu=True,
             claims=claims,
