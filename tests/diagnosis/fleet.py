@@ -25,24 +25,43 @@ class Fleet:
 
     size: int = 2
     machines: list[Machine] = field(init=False)
+    beside: int = 0  #: end of the last collective that ran beside compute
 
     def __post_init__(self) -> None:
         self.machines = [Machine() for _ in range(self.size)]
 
-    def meet(self, transfer: int, name: str = NCCL, members: Sequence[int] | None = None, times: int = 1) -> None:
-        """A collective: each rank's kernel waits for the last one, and all end together."""
+    def meet(
+        self,
+        transfer: int,
+        name: str = NCCL,
+        members: Sequence[int] | None = None,
+        times: int = 1,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        """A collective: each rank's kernel waits for the last one, and all end together.
+
+        One that overlaps waits for the work before it and for others of its kind; `join` waits for it.
+        """
         for _ in range(times):
             started = []
             for rank in members or range(self.size):
                 machine = self.machines[rank]
                 machine._issue("cudaLaunchKernelExC")
-                started.append((machine, max(machine.gpu + BETWEEN_NS, machine.host + START_NS)))
+                ready = max(machine.gpu, self.beside if overlaps else 0)
+                started.append((machine, max(ready + BETWEEN_NS, machine.host + START_NS)))
             end = max(start for _, start in started) + transfer
             for machine, start in started:
                 short = name.partition("(")[0]
                 row = kernel(start, end, short, stream=20, correlation=machine.count, full_name=name)
                 machine.kernels.append(row)
-                machine.gpu = end
+                machine.gpu = machine.gpu if overlaps else end
+            self.beside = end if overlaps else self.beside
+
+    def join(self) -> None:
+        """Further work waits for the collectives that overlap."""
+        for machine in self.machines:
+            machine.gpu = max(machine.gpu, self.beside)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -107,6 +107,91 @@ def test_a_host_that_is_ahead_of_its_gpu_without_the_profiler_is_not_late() -> N
     assert finding.severity == "info"
 
 
+def passes(fleet: Fleet, slowness: dict[int, float], transfer_us: int, *, overlaps: bool) -> None:
+    """Eight products of 500 µs on each rank, times its slowness, and a reduction after each, or of all at the end."""
+    for _ in range(8):
+        for rank, machine in enumerate(fleet.machines):
+            machine.launch(int(500 * US * slowness.get(rank, 1)))
+        if overlaps:
+            fleet.meet(transfer_us * US, overlaps=True)
+    fleet.join()
+    if not overlaps and transfer_us:
+        fleet.meet(8 * transfer_us * US)
+    for machine in fleet.machines:
+        machine.wait()
+
+
+def taken(size: int, slowness: dict[int, float], transfer_us: int, *, overlaps: bool) -> int:
+    """Time of six steps."""
+    fleet = Fleet(size).run(lambda fleet: passes(fleet, slowness, transfer_us, overlaps=overlaps))
+    return max(machine.gpu for machine in fleet.machines)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("slow", [1.25, 1.5], ids=["mostly transfer", "mostly waiting"])
+def test_waiting_for_a_late_rank_is_not_told_as_communication(size: int, slow: float) -> None:
+    """In one file and in a file a rank: both remedies have the gain that they bring alone."""
+    fleet = Fleet(size).run(lambda fleet: passes(fleet, {1: slow}, 150, overlaps=False))
+    now, half = taken(size, {1: slow}, 150, overlaps=False), 75  # of sums in a forward pass, half can be hidden
+    one_file = judged(fleet.one_file())
+    for found in (one_file, a_run(fleet)):
+        late, communication = found.finding("straggler"), found.finding("exposed-communication")
+        assert late is not None
+        assert communication is not None
+        assert late.expected == pytest.approx(now / taken(size, {}, 150, overlaps=False), rel=0.03)
+        assert communication.expected == pytest.approx(now / taken(size, {1: slow}, half, overlaps=False), rel=0.03)
+    communication = one_file.finding("exposed-communication")
+    assert communication is not None
+    assert communication.title.endswith("beyond the waiting for a late rank")
+    # Each rank transfers for as long; the waiting is the late rank's alone.
+    assert communication.evidence["exposed_share"] == pytest.approx(8 * 150 * 6 * US / now, rel=0.1)
+    assert one_file.what_if is not None
+    both = next(change for change in one_file.what_if.changes if change.is_pair)
+    assert both.expected == pytest.approx(now / taken(size, {}, half, overlaps=False), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("slowness", "left"), [({1: 1.25}, {}), ({1: 1.3, 2: 1.15}, {2: 1.15})], ids=["one late rank", "a second one"]
+)
+@pytest.mark.parametrize("size", [3, 8])
+def test_transfers_that_queue_behind_a_late_rank_go_away_with_it(
+    size: int, slowness: dict[int, float], left: dict[int, float]
+) -> None:
+    fleet = Fleet(size).run(lambda fleet: passes(fleet, slowness, 300, overlaps=True))
+    mended, all_mended = (
+        taken(size, slowness, 300, overlaps=True) / taken(size, others, 300, overlaps=True) for others in (left, {})
+    )
+    for finding in (found_across(Straggler(), fleet), judged(fleet.one_file()).finding("straggler")):
+        assert finding is not None
+        assert finding.title.startswith("Rank 1 is late")
+        assert finding.expected == pytest.approx(mended, rel=0.02)
+        assert finding.bound is not None
+        assert finding.bound >= 0.999 * all_mended
+
+
+def test_waiting_in_turn_for_an_exchange_stays_when_it_is_overlapped() -> None:
+    """What a rank receives is its next work: it waits for the sender whose work takes longer."""
+
+    def step(fleet: Fleet) -> None:
+        for turn in range(8):
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch((40 if turn % 2 == rank else 20) * US, times=50)
+            fleet.meet(500 * US, SEND_RECV)
+        for machine in fleet.machines:
+            machine.wait()
+
+    fleet = Fleet(2).run(step)
+    turn = 2000 + 500
+    one_file = judged(fleet.one_file()).finding("exposed-communication")
+    for found in (one_file, a_run(fleet).finding("exposed-communication")):
+        assert found is not None
+        assert found.expected == pytest.approx(turn / (turn - 500), rel=0.05)
+        assert found.bound == pytest.approx(turn / (turn - 500 - 500), rel=0.3)
+    assert one_file is not None
+    even = next(remedy for remedy in one_file.remedies if remedy.action.startswith("Give every rank the same work"))
+    assert even.gain == pytest.approx(turn / (turn - 500), rel=0.05)
+
+
 def test_waiting_in_turn_is_told_as_communication() -> None:
     """No rank stands out as late, so that no other finding tells of the waiting."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final
 
-import polars as pl
-
 from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Severity, about
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
@@ -197,18 +195,13 @@ def _alike(run: Run, told: Mapping[int, Sequence[Finding]], reported: set[str], 
     """
     by_rank = []
     for rank, findings in told.items():
-        share = _waited_ns(run, rank) / max(run.summary(rank).times["duration_ns"], 1)
+        share = run.waited_ns(rank) / max(run.summary(rank).times["duration_ns"], 1)
         by_rank.append({found.id: (_freed(found, share), found) for found in findings if _costs(found)})
     ids = set.intersection(*map(set, by_rank)) - reported
     alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
     alike = [found for found in alike if found.id != ExposedCommunication.id or weight(found) >= limits.raise_ceiling]
     stalls = any(HostStall.id in found for found in by_rank)
     return sorted((_with_stalls(found) if stalls else found for found in alike), key=_order)
-
-
-def _waited_ns(run: Run, rank: int) -> int:
-    """Time of the rank's window in which it only waited for other ranks."""
-    return int(run.result.waits.ranks.filter(pl.col("rank") == rank)["exposed_wait_ns"].sum())
 
 
 def _freed(finding: Finding, waited_share: float) -> float:
@@ -218,41 +211,20 @@ def _freed(finding: Finding, waited_share: float) -> float:
     return gain if finding.id == ExposedCommunication.id else 1 / left if left > 0 else math.inf
 
 
-def _told_or_made(run: Run, rank: int, late: bool) -> float:
-    """Share of the rank's exposed communication that is waiting which other findings tell, or which the profiler makes.
-
-    A late rank is told apart. If none stands out, hosts that the profiler slows down hold up others in turn: at most
-    for as long as they issue work while their GPU waits. Without the profiler they are ahead. Other waiting stays.
-    """
-    exposed = run.summary(rank).times["exposed_ns"]
-    waited = _waited_ns(run, rank)
-    if not late:
-        slowed = [run.ranks[other] for other in run.ranks if other != rank]
-        waited = min(
-            waited,
-            sum(
-                other.issuing_ns
-                for other in slowed
-                if other.unprofiled_share * other.host_ns < other.busy_ns - other.exposed_ns
-            ),
-        )
-    return min(waited / exposed, 1.0) if exposed else 0.0
-
-
 def _in_transfer(finding: Finding, run: Run, rank: int, limits: Thresholds, *, late: bool) -> Finding:
-    """The finding on exposed communication, with gains without the waiting of `_told_or_made`; others as they are.
+    """The finding on exposed communication, with gains without `Run.not_communication_ns`; others as they are.
 
     Args:
         late: whether a finding tells that a rank is late.
     """
     if finding.id != ExposedCommunication.id or finding.expected is None:
         return finding
-    share = 1 - _told_or_made(run, rank, late)
+    share = 1 - run.not_communication_ns(rank, late=late) / max(run.summary(rank).times["exposed_ns"], 1)
     if share >= 1:
         return finding
 
     def gain(whole: float) -> float:
-        return 1 / (1 - share * (1 - 1 / max(whole, 1.0)))
+        return 1 / (1 - max(share, 0.0) * (1 - 1 / max(whole, 1.0)))
 
     def interval(whole: tuple[float, float] | None) -> tuple[float, float] | None:
         return whole and (gain(whole[0]), gain(whole[1]))

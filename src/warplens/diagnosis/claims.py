@@ -46,6 +46,7 @@ class Claims:
     wanted_ns: Mapping[str, int]  #: finding id → GPU time that it would claim if no other cause claimed it
     #: finding id → claims in which it has its whole share, where its work counts for another cause
     alone: Mapping[str, Claims] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()  #: ids of findings that claim different parts of the same pieces of work
 
     def of(self, id_: str) -> Claims:
         """The claims in which this cause has its whole share."""
@@ -120,7 +121,11 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     work_ns = np.zeros(len(own), dtype=np.int64)
     rows = np.flatnonzero(share)
     work_ns[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
-    return Claims(gaps, issuing, moved, causes, work, work_ns, wanted)
+    claims = Claims(gaps, issuing, moved, causes, work, work_ns, wanted)
+    parts = {rule.id: part for rule in rules if (part := rule.part(facts)) is not None}
+    divided = np.isin(work, [causes.index(id_) for id_ in parts])
+    alone = {id_: claims.giving(id_, np.where(divided, part, 0.0), own) for id_, part in parts.items()}
+    return replace(claims, alone=alone, parts=frozenset(parts))
 
 
 def _with_structure(

@@ -175,6 +175,10 @@ class Rule:
         """Share of the time of each piece of GPU work that goes away with the cause; None for no work."""
         return None
 
+    def part(self, facts: Facts) -> Float64s | None:
+        """Its part of each piece of work that it divides with another rule; None if it divides no work."""
+        return None
+
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """Share of each pause that goes away with the cause, except long stalls of the host; None for no pause."""
         return None

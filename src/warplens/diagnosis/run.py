@@ -28,6 +28,9 @@ _MOST_ROWS: Final = 400
 
 _STALL: Final = HostStall()
 
+#: Kinds of collectives in which a rank receives its next work from others.
+EXCHANGES: Final = ("send_recv", "all_to_all")
+
 
 #: Attributes of `RankFacts` that grow with the window.
 _TIMES: Final = (
@@ -127,6 +130,40 @@ class Run:
     def wall_ns(self) -> float:
         """Mean duration of a rank's window."""
         return sum(facts.wall_ns for facts in self.ranks.values()) / max(len(self.ranks), 1)
+
+    def waited_ns(self, rank: int) -> int:
+        """Time of the rank's window in which it only waited for other ranks."""
+        return int(self.result.waits.ranks.filter(pl.col("rank") == rank)["exposed_wait_ns"].sum())
+
+    def not_communication_ns(self, rank: int, *, late: bool) -> int:
+        """Waiting for other ranks that other findings tell, that the profiler makes, or that no overlap hides.
+
+        A late rank is told apart. If none stands out, hosts that the profiler slows down hold up others in turn: at
+        most for as long as they issue work while their GPU waits. Without the profiler they are ahead. What a rank
+        receives in an exchange is its next work: it waits for the senders, however few bytes they send. Other waiting
+        stays: what each rank is late with in turn evens out until the sums are needed.
+
+        Args:
+            late: whether a finding tells that a rank is late.
+        """
+        waited = self.waited_ns(rank)
+        if late or self._exchanges(rank):
+            return waited
+        others = (facts for other, facts in self.ranks.items() if other != rank)
+        return min(
+            waited,
+            sum(
+                other.issuing_ns
+                for other in others
+                if other.unprofiled_share * other.host_ns < other.busy_ns - other.exposed_ns
+            ),
+        )
+
+    def _exchanges(self, rank: int) -> bool:
+        """Whether most of the rank's exposed communication is in exchanges."""
+        rows = self.summary(rank).collectives.filter("in_window")
+        spent = rows.filter(pl.col("kind").is_in(EXCHANGES))["exposed_ns"].sum()
+        return bool(2 * spent > rows["exposed_ns"].sum())
 
     def shares(self, spent_ns: Mapping[int, float]) -> dict[int, float]:
         """Rank → these times of ranks, of their windows."""

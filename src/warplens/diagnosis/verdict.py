@@ -367,7 +367,7 @@ def _with_shared_work(facts: Facts, claims: Claims, found: Sequence[Finding]) ->
     Returns:
         the findings, and the claims, with those in which each of these causes has its whole share.
     """
-    own, alone = facts.program.own_ns, dict[str, Claims]()
+    own, alone = facts.program.own_ns, dict(claims.alone)
     by_id = {finding.id: finding for finding in found}
     # With more work in the same time, the work itself is another.
     worth = {finding.id for finding in found if finding.severity != "info" and not finding.is_throughput}
@@ -539,11 +539,16 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         steps=facts.window.step_count,
         idle_attributed_share=facts.attributed_share,
         idle_explained_share=1 - unexplained_idle_ns(facts, claims) / facts.idle_ns if facts.idle_ns else None,
-        claimed_ns=sum(claims.total_ns(finding.id) for finding in found),
+        claimed_ns=sum(_told_ns(claims, finding.id) for finding in found),
         counters_share=counted_ns / kernels if counted_ns and kernels else None,
         unavailable=tuple(_unavailable(facts, bool(counted_ns), source, found)),
         gpus=max(1, facts.work["device"].n_unique()),
     )
+
+
+def _told_ns(claims: Claims, id_: str) -> int:
+    """Time that a finding explains; of work that two of them divide, its own part."""
+    return (claims.of(id_) if id_ in claims.parts else claims).total_ns(id_)
 
 
 def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Sequence[Finding]) -> Iterator[str]:

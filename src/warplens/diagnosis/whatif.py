@@ -24,7 +24,7 @@ from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
 from warplens.errors import UsageError
-from warplens.profile.schema import Int64s, name_categories
+from warplens.profile.schema import Float64s, Int64s, name_categories
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others remove their claimed GPU
 #: work, and the calls that issue it if they claim the pauses before it as well.
@@ -190,11 +190,18 @@ class _Base:
             claims = self._claims.of(id_)
             is_claimed = (at >= 0) & (claims.work[at] == claims.causes.index(id_))
             claimed = np.where(is_claimed, claims.work_ns[at] / own, 0.0)
-            # Of work that two causes share, the second saves its share of what the first leaves.
-            time = 1 - (1 - time) * (1 - claimed)
+            time = 1 - self._left(1 - time, claimed, id_)
             if id_ not in _CHANGES and claims.idle_ns(id_):
                 calls = 1 - (1 - calls) * (1 - claimed)
         return changes, Less(time, calls) if time.any() else None
+
+    def _left(self, left: Float64s, claimed: Float64s, id_: str) -> Float64s:
+        """Shares of pieces of work that are left without this cause as well, which claims these shares of them.
+
+        Of work that two causes share, the second saves its share of what the first leaves, unless they claim different
+        parts of it.
+        """
+        return np.maximum(left - claimed, 0.0) if id_ in self._claims.parts else left * (1 - claimed)
 
     def replayed_ns(self, ids: Sequence[str]) -> float:
         """Replayed step time without these causes; that of the unchanged step if they alter nothing."""
@@ -233,7 +240,8 @@ class _Base:
         stays = np.ones(len(self._own))
         for found in findings:
             rows = self._claimed(found.id)
-            stays[rows] *= 1 - self._claims.of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
+            share = self._claims.of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
+            stays[rows] = self._left(stays[rows], share, found.id)
         rows = np.flatnonzero(stays < 1)
         own = self._own[rows]
         gone = np.round(own * (1 - stays[rows])).astype(np.int64)

@@ -16,12 +16,12 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, Finding, Remedy, ceiling, percent
 from warplens.diagnosis.pace import NOISE, Gain
-from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, gain_of
-from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of
-from warplens.diagnosis.run import Run, run_of
+from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, first_of, gain_of, remembered
+from warplens.diagnosis.rules.ranks import PACES, RanksRule, Straggler, gains_of, waited_share
+from warplens.diagnosis.run import EXCHANGES, Run, run_of
 from warplens.diagnosis.structure import backward_work, in_launch_order, micro_batches
 from warplens.diagnosis.thresholds import Thresholds
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 _NO_SYNC: Final = (
     "with model.no_sync(): model(x).backward()  # all but the last micro-batch; the forward pass inside, too"
@@ -170,6 +170,12 @@ def _format(facts: Facts, claimed: Spent) -> str:
     return ""
 
 
+def _most_ns(facts: Facts, rows: Int64s | slice, spent_ns: Int64s) -> int:
+    """The largest sum of these times, one for each of these pieces of work, on a GPU."""
+    spent = pl.DataFrame({"device": facts.work["device"].to_numpy()[rows], "spent": spent_ns})
+    return int(spent.group_by("device").agg(pl.col("spent").sum())["spent"].max() or 0)  # type: ignore[arg-type]
+
+
 class ExposedCommunication(Rule):
     """Time of communication kernels during which no other kernel ran on their GPU."""
 
@@ -178,12 +184,14 @@ class ExposedCommunication(Rule):
     limiter = "exposed communication"
     cause = "collectives that are not overlapped with compute"
     raised_when = "it costs 2 %"
-    claimed = "time in which only a collective ran"
+    claimed = "time in which only a collective ran, without waiting for a late rank"
     headline = "Limited by communication: for {share} of the time it runs while nothing computes"
     title = "Collectives run while nothing computes"
+    beyond_title: ClassVar = "Collectives run while nothing computes, beyond the waiting for a late rank"
+    headlines: ClassVar = {beyond_title: f"{headline}, beyond the waiting for a late rank"}
     repeated_title: ClassVar = "Collectives run while nothing computes, after each of {count} micro-batches of a step"
     evidence: ClassVar = {
-        "exposed_ns": "collectives with nothing else on the GPU",
+        "exposed_ns": "collectives with nothing else on the GPU, without waiting for a late rank",
         "exposed_share": "of the window",
         "exposed_of_their_time_share": "of their own time",
         "collectives_per_step": "exposed collectives",
@@ -210,13 +218,27 @@ class ExposedCommunication(Rule):
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Collectives."""
-        return facts.program.having("label", "communication").astype(np.float64)
+        part = self.part(facts)
+        return facts.program.having("label", "communication").astype(np.float64) if part is None else part
+
+    @remembered
+    def part(self, facts: Facts) -> Float64s | None:
+        """Collectives without the waiting, if that is for a late rank."""
+        run, late = run_of(facts), Straggler().part(facts)
+        if run is None or late is None:
+            return None
+        waited = waited_share(facts, run, run.result.waits.members, pl.col("exposed_wait_ns"))
+        return np.where(facts.program.having("label", "communication"), 1 - np.maximum(waited, late), 0.0)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
+        own_rows, is_late = claims.pieces(self.id).at, self.part(facts) is not None
+        claims = claims.of(self.id)
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
+        waited = 0 if is_late else self._waited_ns(facts, claims)
+        removable = claimed - waited
         kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
             pl.col("label") == "communication"
         )
@@ -224,11 +246,10 @@ class ExposedCommunication(Rule):
         duration = int((kernels["end_ns"] - kernels["start_ns"]).sum())
         by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
         uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
-        # Averages hide the GPU that waits the most, whose claimed time bounds the gain.
+        # Averages hide the GPU with the most of it, which bounds the gain, with the waiting in it.
         pieces = claims.pieces(self.id)
-        claimed_on = pl.DataFrame({"device": facts.work["device"].to_numpy()[pieces.at], "claimed": pieces.ns})
-        longest = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
-        most_ns = int(longest) * by_device.len() if isinstance(longest, int) else claimed
+        most_ns = _most_ns(facts, pieces.at, pieces.ns) * by_device.len()
+        bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
         hideable = self._hideable_ns(facts, claimed) / claimed
         kind, known = _kind(facts, pieces), _format(facts, pieces)
         if kind == "layers":
@@ -239,10 +260,11 @@ class ExposedCommunication(Rule):
             sooner = 0.0  # most of it is something else
         fewer = 0.0 if (kind, known) == ("layers", "16 bits") else self.fewer_bytes
         most = max(hideable, fewer, sooner)
-        late = facts.unprofiled_host_ns > facts.busy_ns - most * claimed
+        late = facts.unprofiled_host_ns > facts.busy_ns - most * removable
+        titles = (sooner, self.repeated_title.format(count=f"{micro_batches:,.0f}")), (is_late, self.beyond_title)
         return self.raised(
             facts,
-            claimed,
+            removable,
             confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
             evidence={
                 "exposed_ns": claimed,
@@ -256,20 +278,40 @@ class ExposedCommunication(Rule):
                 "summed_again_share": sooner or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            title=self.repeated_title.format(count=f"{micro_batches:,.0f}") if sooner else self.title,
-            remedies=self._remedies(facts, claimed, (kind, known), hideable, fewer, sooner),
+            title=first_of(*titles, default=self.title),
+            remedies=self._remedies(facts, removable, waited, (kind, known), hideable, fewer, sooner),
             on_gpu=True,
             kept=1 - most,
-            bound_ns=most_ns,
+            bound_ns=max(most_ns, bound_ns),
         )
 
+    def _waited_ns(self, facts: Facts, claims: Claims) -> int:
+        """Waiting in the claimed collectives that is not communication, if no rank stands out as late."""
+        run = run_of(facts)
+        if run is None:
+            return 0
+        share = waited_share(facts, run, run.result.waits.members, pl.col("exposed_wait_ns"))
+        waited = claims.pieces(self.id).times(share).total
+        if ceiling(facts.wall_ns, waited) < facts.thresholds.raise_ceiling:
+            return 0  # the ranks need not be compared
+        stays = sum(run.not_communication_ns(rank, late=False) for rank in run.ranks)
+        return int(waited * stays / sum(map(run.waited_ns, run.ranks)))
+
     def _remedies(
-        self, facts: Facts, claimed: int, what: tuple[str, str], hideable: float, halved: float, sooner: float
+        self,
+        facts: Facts,
+        removable: int,
+        waited: int,
+        what: tuple[str, str],
+        hideable: float,
+        halved: float,
+        sooner: float,
     ) -> tuple[Remedy | None, ...]:
         """What to do, each with the placeholder for its gain.
 
         Args:
-            claimed: nanoseconds of exposed communication.
+            removable: nanoseconds of exposed communication, without the waiting.
+            waited: nanoseconds of the waiting, which stays.
             what: key of `_BY_FORMAT`.
             hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes save, and
                 that a later micro-batch repeats.
@@ -282,12 +324,12 @@ class ExposedCommunication(Rule):
         def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
             text = "; ".join(filter(None, (GAIN, how)))
             # Saved GPU time helps only until the host sets the pace, which issues the same work.
-            if facts.unprofiled_host_ns > facts.busy_ns - share * claimed:
+            if facts.unprofiled_host_ns > facts.busy_ns - share * removable:
                 text += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
             told = replace(remedy, expected=text)
             if share == most:
                 return told
-            gain = gain_of(facts, int(claimed * share), on_gpu=True)
+            gain = gain_of(facts, int(removable * share), on_gpu=True)
             return bringing(told, Gain(gain, gain, gain), self.model)
 
         is_16_bits = what == ("gradients", "16 bits")
@@ -303,15 +345,20 @@ class ExposedCommunication(Rule):
             hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
         elif not halved:
             hidden = saving(beside, hideable, limited)
+        look = Remedy(
+            "Look for a straggler",
+            "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
+            "the waiting inside the collectives goes away",
+        )
+        if waited and what[0] in EXCHANGES:
+            gain = gain_of(facts, waited, on_gpu=True)
+            same = replace(look, action="Give every rank the same work between collectives")
+            look = bringing(replace(same, expected=f"{GAIN}: {look.expected}"), Gain(gain, gain, gain), self.model)
         is_less_first = halved > hideable or fewer.action == "Sum in 16 bits"
         return (
             saving(_ONCE, sooner) if sooner else None,
             *((less, hidden) if is_less_first else (hidden, less)),
-            Remedy(
-                "Look for a straggler",
-                "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
-                "the waiting inside the collectives goes away",
-            ),
+            look,
         )
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:

@@ -14,7 +14,7 @@ from warplens.analysis.ranks.balance import held_up, straggler
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Confidence, Finding, Remedy, Severity, ceiling
-from warplens.diagnosis.rule import Limit, Rule, bound_of, told_of
+from warplens.diagnosis.rule import Limit, Rule, bound_of, remembered, told_of
 from warplens.diagnosis.run import RankFacts, Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -249,6 +249,25 @@ class PipelineBubble(RanksRule):
         )
 
 
+def waited_share(facts: Facts, run: Run, members: pl.DataFrame, waited_ns: pl.Expr) -> Float64s:
+    """Share of each collective's time of its own that is waiting; 0 for other work.
+
+    Args:
+        run: the ranks of this window.
+        members: rows of `balance.MEMBERS`; ranks of one file share its clock, so that start times identify kernels.
+        waited_ns: the waiting of each row.
+    """
+    device = pl.col("rank").replace_strict(
+        {rank: run.summary(rank).device for rank in run.ranks}, return_dtype=pl.Int32
+    )
+    waited = members.group_by("start_ns", device.alias("device")).agg(waited_ns.sum().alias("waited_ns"))
+    joined = facts.work.select("start_ns", "device").join(
+        waited, on=["start_ns", "device"], how="left", maintain_order="left"
+    )
+    share = joined["waited_ns"].fill_null(0).to_numpy() / np.maximum(facts.program.own_ns, 1)
+    return np.where(facts.program.having("label", "communication"), np.minimum(share, 1.0), 0.0)
+
+
 # --- One rank that is late -------------------------------------------------------------------------------------------
 
 
@@ -344,7 +363,8 @@ class Straggler(RanksRule):
         "one rank arrives last more often than its share and alone causes twice its share of all delay (of two "
         "ranks, three quarters), and the waiting of the others costs 2 %"
     )
-    claimed = "the waiting in collectives that are more than half waiting for the last rank"
+    claimed = "the time for which each other rank waits in collectives for the late one"
+    beside = "the late rank's excess and transfers that queue behind it"
     headline = "Limited by a late rank: of the time of all GPUs, {share} goes into waiting for it"
     evidence: ClassVar = {
         "collectives_per_step": "collectives that were found on several ranks",
@@ -398,6 +418,16 @@ class Straggler(RanksRule):
             cause = "unknown"
         return cause, excess, costs, explained
 
+    def _lost_ns(self, run: Run, late: int, held: Mapping[int, float]) -> dict[int, float]:
+        """Time that the late rank costs each other rank: waiting for it, and transfers that queue behind that.
+
+        Without it, these transfers would run beside compute. Transfers that nothing hides take as long on the late
+        rank, so that the time is what a rank has of exposed communication beyond the late one.
+        """
+        own = run.ranks[late].exposed_ns
+        scales = _scales(run, late, held)
+        return {rank: max(held[rank], run.ranks[rank].exposed_ns - own / scales[rank]) for rank in held}
+
     def _pace(self, run: Run, late: int, held: Mapping[int, float]) -> float:
         """Time of the late rank's steps over that of the others', at least 1; 1 as well if their steps differ.
 
@@ -409,23 +439,20 @@ class Straggler(RanksRule):
         return max(run.ranks[late].wall_ns / max(median(run.ranks[rank].wall_ns for rank in held), 1), 1.0)
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """The waiting in collectives that mostly wait for the late rank."""
+        """The waiting in collectives that mostly wait for the late rank: most of their time has this cause."""
+        part = self.part(facts)
+        return None if part is None else np.where(part > 1 / 2, part, 0.0)
+
+    @remembered
+    def part(self, facts: Facts) -> Float64s | None:
+        """The waiting in collectives for the late rank alone."""
         run = run_of(facts)
         waiting = self._waiting(run) if run is not None else None
         if run is None or waiting is None:
             return None
-        late, _ = waiting
-        # Ranks of one file share its clock, so that start times identify their kernels.
-        waits = run.result.waits
-        instances = waits.collectives.filter(pl.col("last_rank") == late).select("collective")
-        members = waits.members.filter(pl.col("rank") != late).join(instances, on="collective")
-        share = members.group_by("start_ns").agg(
-            (pl.col("wait_ns").sum() / (pl.col("end_ns") - pl.col("start_ns")).sum()).alias("share")
-        )
-        joined = facts.work.select("start_ns").join(share, on="start_ns", how="left", maintain_order="left")
-        collectives = facts.program.having("label", "communication")
-        waiting_share = joined["share"].fill_null(0.0).to_numpy()
-        return np.where(collectives & (waiting_share > 1 / 2), waiting_share, 0.0)
+        late = run.result.waits.collectives.filter(pl.col("last_rank") == waiting[0]).select("collective", "delay_ns")
+        members = run.result.waits.members.filter(pl.col("rank") != waiting[0]).join(late, on="collective")
+        return waited_share(facts, run, members, pl.min_horizontal("exposed_wait_ns", "delay_ns"))
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""
@@ -434,6 +461,7 @@ class Straggler(RanksRule):
             return None
         late, held = waiting
         mean = sum(held.values()) / len(held)
+        lost = self._lost_ns(run, late, held)
         if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
             return None
         shares = run.shares(held).values()
@@ -465,7 +493,9 @@ class Straggler(RanksRule):
             # Without the profiler, the late host may be ahead of its GPU.
             warning = limits.unsure_warning_ceiling if paced[0] < limits.raise_ceiling else None
         else:
-            alone = gains_of(run.ranks, {rank: min(held[rank], most) for rank in held}, stays)
+            # The slowest of the others then sets the pace.
+            known = min(*lost.values(), most)
+            alone = gains_of(run.ranks, held if cause == "unknown" else dict.fromkeys(held, known), stays)
         behind = self._pace(run, late, held)
         gains = tuple(behind * gain for gain in alone)
         if sorted(gains)[1] < limits.raise_ceiling:
@@ -483,7 +513,7 @@ class Straggler(RanksRule):
             limits,
             gains,
             sure=run.sure,
-            bound=behind * max(bound_of(run.ranks[rank], exposed[rank]) for rank in held),
+            bound=behind * max(bound_of(run.ranks[rank], max(exposed[rank], lost[rank])) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
