@@ -34,6 +34,7 @@ from warplens.diagnosis import diagnose
 from warplens.profile import Device
 from warplens.profile.peaks import Peaks
 from warplens.readers import read, read_counters
+from warplens.report.headroom import facts
 
 DATA = Path(warplens.__file__).parent / "data"
 PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
@@ -420,6 +421,107 @@ def test_a_product_that_is_faster_than_the_gpu_can_be_is_no_known_work_and_a_cau
     assert ("beyond-peak" in notes) == (not possible)
     assert possible or "2.8 times as fast as the data sheet of NVIDIA H200" in notes["beyond-peak"]
     assert ("saturated" in [each.id for each in diagnose(found, window).findings]) == possible
+
+
+#: A name of a product on tensor cores.
+PRODUCT = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"
+
+
+def at_once(*sides: int, streams: int, length: int = 4_000_000) -> Headroom:
+    """The headroom of square products in bf16, which begin together and take as long on so many streams."""
+    operators, kernels, calls = [], [], []
+    for place, side in enumerate(sides):
+        shapes = [[side, side], [side, side]]
+        operators.append(operator(20 * place, 20 * place + 19, "aten::mm", shapes, ["c10::BFloat16"] * 2))
+        start = 1000 + length * (place // streams)
+        kernels.append(b.kernel(start, start + length, PRODUCT, correlation=place + 1, stream=7 + place % streams))
+        calls.append(b.launch(20 * place + 5, 20 * place + 6, place + 1))
+    found = program(operators, kernels, calls)
+    (room,) = headrooms(found, found.window("all"))
+    return room
+
+
+@pytest.mark.parametrize("sides", [(8192, 8192), (8192, 6144), (6144, 8192)])
+def test_products_of_two_streams_at_once_need_no_less_than_one_after_the_other(sides):
+    alone, both = at_once(*sides, streams=1), at_once(*sides, streams=2)
+
+    assert both.flops == alone.flops == sum(2 * side**3 for side in sides)
+    assert both.groups["calls"].sum() == 2
+    assert both.after("idle") == 4_000_000
+    assert int(both.groups["measured_ns"].sum()) == 4_000_000
+    assert both.after("roof") == pytest.approx(alone.after("roof"), rel=1e-3)
+    assert both.pieces["owned_ns"].to_list() == [4_000_000], "each instant has one owner in the order of the work"
+
+
+def test_a_kernel_that_begins_early_on_its_stream_waits_for_the_one_before():
+    shapes, types = [[4096, 4096], [4096, 4096]], ["c10::BFloat16"] * 2
+    kernels = [b.kernel(start, start + 210_000, PRODUCT, correlation=start) for start in (1_000, 201_000)]
+    found = program(
+        [operator(at, at + 19, "aten::mm", shapes, types) for at in (0, 20)],
+        kernels,
+        [b.launch(at + 5, at + 6, kernel["correlation"]) for at, kernel in zip((0, 20), kernels, strict=True)],
+    )
+    (room,) = headrooms(found, found.window("all"))
+
+    assert room.flops == 2 * 2 * 4096**3
+    assert room.pieces["owned_ns"].to_list() == [210_000, 200_000]
+
+
+def with_helper(length: int) -> Headroom:
+    """The headroom of a product of 200 µs whose operator launches a sum of this length, too."""
+    name = "aten::mm"
+    pairs = [launched(1_000, 201_000, 1, 10, PRODUCT), launched(201_000, 201_000 + length, 2, 20, "reduce_kernel")]
+    found = program(
+        [operator(0, 50, name, [[4096, 4096], [4096, 4096]], ["c10::BFloat16"] * 2)],
+        *map(list, zip(*pairs, strict=True)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+    return room
+
+
+def test_a_helper_that_takes_longer_than_the_product_is_above_the_roof():
+    shorter, longer = with_helper(199_000), with_helper(201_000)
+
+    assert longer.groups["dtype"].to_list() == ["bf16"]
+    assert longer.groups["tensor_cores"].to_list() == [True]
+    assert longer.after("roof") == shorter.after("roof") < 0.5 * longer.duration_ns
+    assert longer.groups["lacks"].to_list() == ["helper kernels (sums, conversions) take 50 % of it"]
+
+
+def recurrent(product_ns: int) -> Headroom:
+    """The headroom of a GRU of 100 µs whose sizes were not recorded, and of a product."""
+    pairs = [launched(1_000, 101_000, 1, 10, "RNN_blockPersist_fp_GRU"),
+             launched(101_000, 101_000 + product_ns, 2, 60, PRODUCT)]  # fmt: skip
+    square, types = [[512, 512], [512, 512]], ["c10::BFloat16"] * 2
+    found = program(
+        [operator(0, 50, "aten::_cudnn_rnn", [[5, 2, 10]]), operator(51, 99, "aten::mm", square, types)],
+        *map(list, zip(*pairs, strict=True)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+    return room
+
+
+def test_where_the_flops_of_most_products_are_unknown_there_is_no_utilisation():
+    most, few = recurrent(150_000), recurrent(50_000)
+
+    assert most.product_known_share == pytest.approx(0.6)
+    assert most.mfu == pytest.approx(2 * 512**3 / (most.duration_ns / 1e9) / 989.4e12)
+    assert few.product_known_share == pytest.approx(1 / 3)
+    assert few.mfu is few.hfu is None
+    assert any("FLOPs of most of the products' time are not" in fact for fact in facts(few))
+
+
+def test_a_recurrent_network_has_flops_but_no_roof_of_large_products():
+    rnn = operator(
+        0, 50, "aten::_cudnn_rnn", [[96, 768, 512], *([[]] * 15)], ["c10::Half", *["Scalar"] * 15],
+        ["", *[""] * 5, "3", "2048", "0", "2", "False", "0.", "True", "False"],
+    )  # fmt: skip
+    found = program([rnn], *([row] for row in launched(1_000, 17_201_000, 1, 10, PRODUCT)))
+    (room,) = headrooms(found, found.window("all"))
+
+    assert room.flops == 2 * 96 * 768 * 3 * 2048 * (512 + 3 * 2048)
+    assert room.product_known_share == 1.0
+    assert room.after("precision") == room.after("idle")
 
 
 H200 = Device(0, "NVIDIA H200", sm_count=132)

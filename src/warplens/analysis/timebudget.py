@@ -364,7 +364,7 @@ class TimeBudget:
 def time_budgets(timeline: Timeline, window: Window) -> tuple[TimeBudget, ...]:
     """One budget for each device that worked in the window, in device order."""
     devices = timeline.devices_in(window)
-    return tuple(_budget(timeline, window, device, _segments(timeline, window, device)) for device in devices)
+    return tuple(_budget(timeline, window, device, segments_of(timeline, window, device)) for device in devices)
 
 
 def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> tuple[TimeBudget, ...]:
@@ -407,7 +407,8 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
     return TimeBudget(device, window, duration, _parts(times, duration), gaps, owned)
 
 
-def _segments(timeline: Timeline, window: Window, device: int) -> Intervals:
+def segments_of(timeline: Timeline, window: Window, device: int) -> Intervals:
+    """The time that a budget splits: the window, or with a range the spans of its instances on the device."""
     if window.range_name is None:
         return Intervals(np.array([window.start_ns]), np.array([window.end_ns]))
     spans = projected_spans(timeline, timeline.range_rows(window.range_name), device)

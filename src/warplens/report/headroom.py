@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN, Headroom
-from warplens.analysis.headroom.budget import NO_MODEL
+from warplens.analysis.headroom.budget import LEAST_KNOWN, NO_MODEL
 from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.window import Window
 from warplens.profile.columns import column
@@ -116,6 +116,8 @@ def facts(headroom: Headroom, program: str | None = None, counters: str | None =
         model, hardware = fmt.share(headroom.mfu), fmt.share(headroom.hfu)
         at_least = "at least " if (headroom.product_known_share or 0.0) < _NEARLY_ALL else ""
         yield f"utilisation of {peak}: model FLOPs (MFU) {at_least}{model}, hardware FLOPs (HFU) {at_least}{hardware}"
+    elif headroom.roofs is not None and 0.0 < (headroom.product_known_share or 0.0) < LEAST_KNOWN:
+        yield "utilisation (MFU, HFU): not known, since the FLOPs of most of the products' time are not"
     yield from _rates(headroom)
 
 

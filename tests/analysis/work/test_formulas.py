@@ -55,6 +55,10 @@ def test_the_record_is_what_pytorch_counts_today():
     assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
 
 
+#: Scalars of a recurrent network: mode (GRU), hidden size, projection, layers, …, both directions.
+RNN = ["3", "8", "0", "2", "False", "0.", "True", "True"]
+RNN_TYPES = ["c10::Half", *["Scalar"] * 21]
+
 #: Operators with shapes, types and values of their inputs, and their work by hand.
 COUNTED = {
     "a product reads both operands once and writes the result once": (
@@ -101,6 +105,56 @@ COUNTED = {
     "lists of tensors have elements but no recorded type": (
         ("aten::_foreach_add_", [[[10, 10], [5]], [[10, 10], [5]], []], ["TensorList", "TensorList", "Scalar"]),
         {"flops": 105, "bytes": 0, "untyped": 3 * 105},
+    ),
+    "rows added to a copy are moved beside the copy": (
+        ("aten::index_add", [[50, 4], [], [7], [7, 4]], ["float", "Scalar", "long int", "float"]),
+        {"flops": 7 * 4, "bytes": 7 * 8 + 3 * 7 * 4 * 4 + 2 * 50 * 4 * 4},
+    ),
+    "a pool writes its results and where they came from": (
+        (
+            "aten::max_pool2d_with_indices", [[2, 3, 8, 9], *([[]] * 5)], ["c10::Half", *["ScalarList"] * 4, "Scalar"],
+            ["", "[3, 3]", "[2, 2]", "[1, 1]", "[1, 1]", "False"],
+        ),
+        {"family": "reduction", "flops": 2 * 3 * 4 * 5 * 9, "bytes": 2 * 3 * (8 * 9 * 2 + 4 * 5 * (2 + 8))},
+    ),
+    "a pool without a stride has that of its windows, and may round up": (
+        (
+            "aten::avg_pool2d", [[3, 8, 9], *([[]] * 6)], ["float", *["ScalarList"] * 3, "Scalar", "Scalar", ""],
+            ["", "[2]", "[]", "[0]", "True", "True", ""],
+        ),
+        {"flops": 3 * 4 * 5 * 4, "bytes": 4 * 3 * (8 * 9 + 4 * 5)},
+    ),
+    "the gradient of a pool is as large as its input": (
+        (
+            "aten::max_pool2d_with_indices_backward", [[2, 4, 4], [2, 8, 8], *([[]] * 5), [2, 4, 4]],
+            ["float", "float", *["ScalarList"] * 4, "Scalar", "long int"],
+        ),
+        {"bytes": 2 * (4 * 4 * (4 + 8) + 8 * 8 * 4)},
+    ),
+    "a bilinear resampling weighs four elements for each result": (
+        ("aten::upsample_bilinear2d", [[2, 3, 4, 4], [], [], []], ["float", "ScalarList", "Scalar", ""],
+         ["", "[8, 6]", "False", ""]),
+        {"flops": 8 * 2 * 3 * 8 * 6, "bytes": 4 * 2 * 3 * (4 * 4 + 8 * 6)},
+    ),
+    "the gradient of a resampling has the size of its input": (
+        ("aten::upsample_nearest2d_backward", [[2, 3, 8, 6], [], []], ["float", "ScalarList", "ScalarList"],
+         ["", "[8, 6]", "[2, 3, 4, 4]"]),
+        {"flops": 0, "bytes": 4 * 2 * 3 * (4 * 4 + 8 * 6)},
+    ),
+    "a GRU multiplies each time step with the weights of three gates": (
+        ("aten::_cudnn_rnn", [[5, 2, 10], *([[]] * 15)], RNN_TYPES, ["", *[""] * 5, *RNN]),
+        # two layers of two directions, the second of which reads both outputs of the first
+        {"family": "recurrence", "flops": 2 * 5 * 2 * 2 * 3 * 8 * ((10 + 8) + (16 + 8))},
+    ),
+    "its backward pass multiplies twice as often": (
+        ("aten::_cudnn_rnn_backward", [[5, 2, 10], *([[]] * 21)], RNN_TYPES,
+         ["", *[""] * 9, *RNN, "[]", "", "", "[True, False, False, True]"]),
+        {"flops": 2 * 2 * 5 * 2 * 2 * 3 * 8 * ((10 + 8) + (16 + 8))},
+    ),
+    "an LSTM with projected outputs, one layer and one direction": (
+        ("aten::_cudnn_rnn", [[5, 2, 10], *([[]] * 15)], RNN_TYPES,
+         ["", *[""] * 5, "2", "8", "4", "1", "False", "0.", "True", "False"]),
+        {"flops": 2 * 5 * 2 * (4 * 8 * (10 + 4) + 8 * 4)},
     ),
     "a fused optimizer reads four lists and writes three": (
         ("aten::_fused_adamw_", [*([[[100]]] * 4), [], [[1]]], ["TensorList"] * 6), {"untyped": 7 * 100},
@@ -197,7 +251,8 @@ def test_long_lists_of_tensors_have_no_shapes():
     ("name", "reason"),
     [
         ("my_extension::op", "there is no formula for it"),
-        ("triton_poi_fused_add_0", "generated code, whose name does not say what it computes"),
+        ("triton_poi_fused_add_0", "generated code: bytes known from its arguments, FLOPs not"),
+        ("triton_tem_fused_mm_0", "generated code, whose name does not say what it computes"),
         ("c10d::allreduce_", "communication"),
         ("aten::index", "depends on values not recorded"),
     ],

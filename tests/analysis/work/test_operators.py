@@ -160,6 +160,29 @@ def test_a_large_product_stands_on_the_compute_side_of_the_ridge():
     assert row["roof_share"] == row["flops_share"] == pytest.approx(flops / 200e-6 / 989.4e12)
 
 
+@pytest.mark.parametrize("helper", [1_000, 300_000])
+def test_a_helper_that_takes_longer_than_the_product_is_not_what_multiplies(helper):
+    name, shapes = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", [[4096, 4096], [4096, 4096]]
+    product, product_call = launched(100, 200_100, 1, at=5, name=name)
+    reduction, reduction_call = launched(200_100, 200_100 + helper, 2, at=7, name="reduce_kernel")
+    found = program(
+        [operator(0, 10, "aten::mm", shapes, ["c10::BFloat16"] * 2)],
+        [product, reduction],
+        [product_call, reduction_call],
+    )
+    (row,) = work_statistics(operator_work(found, ALL)).rows(named=True)
+
+    assert row["peak_flops_per_s"] == 989.4e12
+    assert row["flops_share"] == pytest.approx(2 * 4096**3 / (200_000 + helper) * 1e9 / 989.4e12)
+
+
+def test_of_generated_kernels_the_bytes_alone_are_known():
+    generated, call = launched(100, 200, 1, at=5, name="triton_poi_fused_add_0")
+    modelled = operator_work(program([operator(0, 10, "triton_poi_fused_add_0", [[64]])], [generated], [call]), ALL)
+
+    assert (modelled.coverage_share, modelled.bytes_only_ns) == (0.0, 100)
+
+
 def test_a_product_with_one_row_stands_on_the_memory_side():
     row = statistics_of([[1, 4096], [4096, 4096]], 10_000, "gemvx::kernel<__nv_bfloat16>")
 

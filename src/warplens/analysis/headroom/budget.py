@@ -14,12 +14,12 @@ from warplens.analysis.headroom.groups import groups_of, kernels_of_program
 from warplens.analysis.headroom.levels import LOSSES, loss_column
 from warplens.analysis.headroom.shapes import Rates, rates_of
 from warplens.analysis.headroom.work import KNOWN, Pieces, pieces_of
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
+from warplens.analysis.work.amounts import MATMUL_FAMILIES
 from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.peaks import VECTOR
@@ -71,6 +71,8 @@ _CONFIDENCE: Final = {
     "recomputation": "high", "unfused-attention": "medium", "explicit-mask": "low", "conversion": "medium",
     "fusion": "low", "small-work": "low",
 }  # fmt: skip
+#: There is no utilisation where the FLOPs of less than this share of the products' time are known.
+LEAST_KNOWN: Final = 0.5
 _NEARLY_ALL: Final = 0.9
 _MOST: Final = 0.5
 #: Number of owners named by a part.
@@ -97,7 +99,9 @@ class Headroom:
     pieces: pl.DataFrame  #: `groups.PIECES`
     known_share: float | None  #: share of the busy time whose work (FLOPs, bytes) is known; None without busy time
     product_known_share: float | None  #: the same of products' time; None without products
-    flops: int  #: operations of products, convolutions and attention as run; `model_flops` excludes recomputed ones
+    #: operations of products, convolutions, attention and recurrent networks as run; `model_flops` excludes recomputed
+    #: ones
+    flops: int
     model_flops: int
     roofs: Roofs | None  #: the roofs used; None where the GPU is unknown
     rates: Rates  #: throughput of the window, and the floor set by reading its weights
@@ -140,11 +144,11 @@ class Headroom:
 
     @property
     def _product_formats(self) -> frozenset[str]:
-        return frozenset(self.groups.filter(pl.col("category").is_in(PRODUCTS))["dtype"].drop_nulls())
+        return frozenset(self.groups.filter(pl.col("category").is_in(MATMUL_FAMILIES))["dtype"].drop_nulls())
 
     @property
     def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation: operations run ÷ (time × peak); None where no product's work is known."""
+        """Hardware FLOPs utilisation: operations run ÷ (time × peak); None where most products' work is unknown."""
         return self._utilisation(self.flops)
 
     @property
@@ -154,7 +158,7 @@ class Headroom:
 
     def _utilisation(self, flops: int) -> float | None:
         peak = self.peak_flops_per_s
-        if not peak or not self.product_known_share or not self.duration_ns:
+        if not peak or (self.product_known_share or 0.0) < LEAST_KNOWN or not self.duration_ns:
             return None
         return flops / (self.duration_ns / 1e9) / peak
 
@@ -202,7 +206,7 @@ def _headroom(
         pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False]
     )
     parts = _parts([*idle, *_losses(losses), *_limit(losses)], budget.duration_ns, steps)
-    products = losses.filter(pl.col("category").is_in(PRODUCTS))
+    products = losses.filter(pl.col("category").is_in(MATMUL_FAMILIES))
     flops, recomputed_flops = (int(products[name].sum()) for name in ("flops", "flops_again"))
     groups = GROUPS.conform(losses)
     return Headroom(

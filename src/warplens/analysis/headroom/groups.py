@@ -14,7 +14,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.frames import by_occurrence, numbered
+from warplens.analysis.frames import by_occurrence, numbered, ratio
 from warplens.analysis.headroom.levels import LOSSES, References, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
@@ -223,11 +223,12 @@ def _grouped(
     keys, group_of = numbered(kinds, _EQUAL)
     members = pieces.rows.with_columns(pl.Series("group", group_of[kind], dtype=pl.UInt32))
     sums = (
-        members.with_columns(pl.Series("kind", kind))
+        members.with_columns(pl.Series("kind", kind), kinds["helps"].gather(kind))
         .group_by("group")
         .agg(
-            pl.col("owned_ns", "calls").sum(),
+            pl.col("owned_ns", "inside_ns", "calls").sum(),
             pl.col("calls").filter("spared").sum().alias("spared_calls"),
+            pl.col("owned_ns").filter("helps").sum().alias("helping_ns"),
             pl.len().alias("kernels"),
             pl.col("duration_ns").median().alias("median_ns"),
             pl.col("kind").get(longest),
@@ -259,16 +260,17 @@ def _as_text(groups: pl.DataFrame) -> pl.DataFrame:
 
 def _distributed(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """`_PIECES_WITH_ROW`: each piece with its part of its group, in proportion to its time."""
-    group = members["group"]
     source = pl.when("modelled").then("known").otherwise(pl.lit("none")).cast(SOURCE).alias("known")
     per_group = groups.select(
         pl.col(_REMAINING[1]).alias("roof_ns"), "theoretical_ns", "bytes", pl.col("owned_ns"), source
     )
-    part = members["owned_ns"] / per_group["owned_ns"].gather(group)
+    members = members.filter(pl.col("budget_ns") > 0)
+    group = members["group"]
+    part = members["budget_ns"] / per_group["owned_ns"].gather(group).clip(lower_bound=1)
     factors = {"roof_ns": part, "theoretical_ns": part, "bytes": members["calls"]}
     return members.select(
         "work",
-        "owned_ns",
+        pl.col("budget_ns").alias("owned_ns"),
         *(
             pl.lit(None, dtype=pl.Float64).alias(name)
             if per_group[name].null_count() == per_group.height
@@ -285,7 +287,7 @@ def _from_trace(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     Launches of one kernel may have differed in their work, and only the sum is known: its levels, at most its time, are
     distributed in proportion to time.
     """
-    launches = pl.col("owned_ns") / pl.col("duration_ns")
+    launches = pl.col("inside_ns") / pl.col("duration_ns")
     pieces = pieces.with_columns(
         (pl.col("owned_ns") * (pl.col(f"per_{name}") * launches.sum() / pl.col("owned_ns").sum()).clip(0, 1))
         .over(KERNEL)
@@ -294,8 +296,9 @@ def _from_trace(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     longest = pl.col("owned_ns").arg_max()
     names = {f"known_{name}": name for name in _SHARED_TEXTS}
-    with_levels = pieces.with_columns(
-        pl.col(_REMAINING[1]).alias("roof_ns"),
+    with_levels = pieces.filter(pl.col("budget_ns") > 0).with_columns(
+        pl.col("budget_ns").alias("owned_ns"),
+        (pl.col(_REMAINING[1]) / pl.col("owned_ns").clip(lower_bound=1) * pl.col("budget_ns")).alias("roof_ns"),
         *(pl.col(f"per_{name}").alias(name) for name in ("theoretical_ns", "flops", "bytes")),
         pl.lit("trace").alias("known"),
     )
@@ -332,7 +335,7 @@ def _result_columns(groups: pl.DataFrame, full_names: pl.Series) -> pl.DataFrame
         pl.col(_REMAINING[-1]).alias("limit_ns"),
         *((pl.col(before) - pl.col(after)).alias(loss_column(loss))
           for loss, before, after in zip(LOSSES, _REMAINING[:-1], _REMAINING[1:], strict=True)),
-        (pl.col(_REMAINING[1]) / pl.col("owned_ns")).alias("roof_share"),
+        ratio(pl.col(_REMAINING[1]), pl.col("owned_ns")).alias("roof_share"),
         # A group with known bytes but without a roof is taken as measured.
         pl.when("modelled").then("known").otherwise(pl.lit("none")).alias("known"),
     )  # fmt: skip

@@ -47,6 +47,8 @@ _WIDE: Final = ("fp32", "tf32")
 
 #: A group above its roof by more than this gets a reason.
 WORTH_A_REASON: Final = 0.85
+#: Helper kernels that take more than this share of the excess are its reason.
+_MOST: Final = 0.5
 #: Kernels shorter than this are mostly ramp: filling and draining the GPU takes about as long.
 _SHORT_NS: Final = 5_000
 #: Scores of attention have at least this size on both sides; smaller squares are something else.
@@ -169,7 +171,7 @@ class References:
 
     Args:
         roofs: those of the GPU; None where it is unknown.
-        groups: rows of `work` grouped, with `owned_ns` and `calls`.
+        groups: rows of `work` grouped, with `owned_ns`, `inside_ns` and `calls`.
         multiprocessors: of the GPU; None where the profile does not state it.
         steps: in the window.
     """
@@ -186,7 +188,7 @@ class References:
         """By kind of work: ascending amounts, and their rates per second, where no peak contradicts them."""
         rates_by_key: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for row in groups.iter_rows(named=True):
-            task, calls, measured = task_of(row), row["calls"], row["owned_ns"]
+            task, calls, measured = task_of(row), row["calls"], row["inside_ns"]
             if task is None or not calls or not measured or row["known"] not in ("shapes", "counters"):
                 continue
             for side, amount, key in _sides(task):
@@ -222,7 +224,7 @@ class References:
         """The levels of one group (a row of the frame)."""
         measured, calls = int(row["owned_ns"]), float(row["calls"])
         task = task_of(row)
-        if task is not None and self._is_contradicted(task, measured / max(calls, 1e-9)):
+        if task is not None and self._is_contradicted(task, row["inside_ns"] / max(calls, 1e-9)):
             task = None
         roof = self.roof_ns(task) if task is not None else None
         remaining = [float(measured)]
@@ -244,7 +246,7 @@ class References:
         modelled = roof is not None or remaining[1] < measured
         lacks = None
         if remaining[1] < WORTH_A_REASON * measured:
-            lacks = self._why(row, task)
+            lacks = self._why(row, task, measured - remaining[1])
         # Where the measurement is faster, the data came from a cache, or the work is less than the shapes imply.
         peak_ns = None if theory is None else min(theory * calls, float(measured))
         return Levels(tuple(round(level) for level in remaining), peak_ns, lacks, modelled)
@@ -329,8 +331,8 @@ class References:
         large = roofs.large_ns(narrow_task)
         return current_ns if large is None else large * calls
 
-    def _why(self, row: Mapping[str, Any], task: Task | None) -> str:
-        """The reason for a distance from the roof, as far as shapes, names and launch configurations show it."""
+    def _why(self, row: Mapping[str, Any], task: Task | None, excess: float) -> str:
+        """The reason for this time above the roof, as far as shapes, names and launch configurations show it."""
         sizes, backward = {} if task is None else dict(task.sizes), row["phase"] == "backward"
         if size := misaligned(row["category"], row["dtype"], sizes, backward=backward, named=row["misaligned"]):
             return f"misaligned: {size}"
@@ -340,6 +342,8 @@ class References:
             return "an explicit mask, which the fastest kernels do not support"
         if row["nchw"] and row["category"] in ("convolution", "normalization", "reduction"):
             return "memory format: a kernel for channels-first data (NCHW)"
+        if (helping := row["helping_ns"]) > _MOST * excess:
+            return f"helper kernels (sums, conversions) take {100 * helping / row['owned_ns']:.0f} % of it"
         if row["median_ns"] < _SHORT_NS:
             return "short kernels: filling and draining the GPU takes as long as the work"
         blocks = row["blocks"]
@@ -369,10 +373,11 @@ def _sides(task: Task) -> Iterable[tuple[str, float, tuple[str, ...]]]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task | None:
-    """The work of one call of a group; None where it is unknown."""
-    if row["known"] == "none" or (not row["bytes"] and not row["flops"]):
-        return None
+    """The work of one call of a group; None where it is unknown, or has no roof."""
     category = row["category"]
+    # Each time step of a recurrent network waits for the one before: rates of large products are no roof of its own.
+    if row["known"] == "none" or category == "recurrence" or (not row["bytes"] and not row["flops"]):
+        return None
     causal = bool(row["flops"] and row["flops_full"] and row["flops"] < row["flops_full"])
     sizes = sizes_of(category, row["name"], row["shapes"], row["types"], causal=causal) if row["shapes"] else {}
     backward = "backward" in (row["name"] or "").lower()
@@ -385,6 +390,7 @@ _OPERATIONS: Final = {
     "aten::sort": "sort", "aten::topk": "topk",
     "aten::embedding": "embedding", "aten::embedding_dense_backward": "embedding_backward",
     "aten::_embedding_bag_dense_backward": "embedding_backward", "aten::gather": "gather",
-    "aten::index_select": "index_select", "aten::index_add_": "index_add", "aten::scatter_add_": "scatter_add",
+    "aten::index_select": "index_select", **dict.fromkeys(("aten::index_add", "aten::index_add_"), "index_add"),
+    **dict.fromkeys(("aten::scatter_add", "aten::scatter_add_"), "scatter_add"),
     "aten::_index_put_impl_": "index_add", "aten::index": "index_select",
 }  # fmt: skip

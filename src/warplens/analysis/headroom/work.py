@@ -12,17 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.categories import CLASSES, class_table
+from warplens.analysis.categories import CLASSES, categories_of, class_table
 from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
+from warplens.analysis.intervals import measure_before
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.roofs import ITEM
-from warplens.analysis.timebudget import TimeBudget
+from warplens.analysis.timebudget import TimeBudget, segments_of
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import plain_range_name
+from warplens.analysis.work.amounts import MATMUL_FAMILIES
 from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import Bools, Int64s, name_categories
 
@@ -48,8 +50,10 @@ _DTYPES: Final = {
 class Pieces(NamedTuple):
     """Pieces of work and their kinds: millions of pieces are of a few hundred kinds, which are described once."""
 
-    #: one row per piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
-    #: `owner`, `line`, and after `by_shapes` `calls` (its part of one call of its operator)
+    #: one row per piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `budget_ns` (what the time
+    #: budget attributes to it), `owned_ns` (where streams compute at once, its part of their time), `inside_ns` (its
+    #: time in the window), `duration_ns`, `owner`, `line`, and after `by_shapes` `calls` (its part of one call of its
+    #: operator)
     rows: pl.DataFrame
     #: one row per kind: `kind`, `category`, `precision`, `item` (bytes of an element of that precision),
     #: `tensor_cores`, `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link` (bound
@@ -72,7 +76,8 @@ class Pieces(NamedTuple):
 
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     """The work of one device that owns time of a budget, with the facts from its launch and its name."""
-    owning = np.flatnonzero(budget.owned_ns > 0)
+    inside_ns, owned_ns = _divided(timeline, budget)
+    owning = np.flatnonzero((owned_ns > 0) | (budget.owned_ns > 0))
     # Neighbours on a stream are neighbours in the frame; work is in order of time.
     stream = timeline.work_on(budget.device)["stream"].to_numpy()[owning]
     if (stream[1:] < stream[:-1]).any():
@@ -81,7 +86,8 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[work_rows]
     levels = levels_of_work(timeline, timeline.places)
     rows = work.select(
-        pl.Series("work", work_rows), "stream", pl.Series("owned_ns", budget.owned_ns[owning]),
+        pl.Series("work", work_rows), "stream", pl.Series("budget_ns", budget.owned_ns[owning]),
+        pl.Series("owned_ns", owned_ns[owning]), pl.Series("inside_ns", inside_ns[owning]),
         (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
         _owners(timeline, levels.level[work_rows], levels.row[work_rows]).alias("owner"),
         _lines(timeline, work_rows),
@@ -93,6 +99,40 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     distinct, kind = (keys, np.arange(keys.height)) if timeline.has_operators else numbered(keys, keys.columns)
     kinds = distinct.drop("table_kind").with_columns(kinds_by_table[distinct["table_kind"]].get_columns())
     return Pieces(rows, kinds, kind)
+
+
+def _divided(timeline: Timeline, budget: TimeBudget) -> tuple[Int64s, Int64s]:
+    """For each row of `Timeline.work_on(device)` its time in the window, and the part of that which it owns.
+
+    A budget gives each instant to the kernel that began first. Kernels of several streams that compute at once share
+    the GPU, so that none of them needs less than its work: here, each stream owns an equal part of the instant.
+    """
+    work, segments = timeline.work_on(budget.device), segments_of(timeline, budget.window, budget.device)
+    starts, ends = (measure_before(segments, work[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    inside_ns = ends - starts
+    in_window = np.flatnonzero(((work["kind"] == "kernel").to_numpy()) & (inside_ns > 0))
+    kernels = work["row"].to_numpy()[in_window]
+    categories = categories_of(timeline.trace.kernels["full_name"])
+    rows = in_window[(categories != "communication").to_numpy()[kernels]]
+    if (inside_ns[rows] == budget.owned_ns[rows]).all():
+        return inside_ns, budget.owned_ns
+    # Of a stream, the first owns: the next kernel may begin early to wait for it.
+    _, stream = numbered(work.select("stream")[rows], ("stream",))
+    rows = rows[np.lexsort((starts[rows], stream))]
+    offset = np.sort(stream) * (int(ends.max()) + 1)
+    reach = np.maximum.accumulate(ends[rows] + offset) - offset
+    begins = np.maximum(starts[rows], np.r_[0, np.where(offset[1:] == offset[:-1], reach[:-1], 0)])
+    edges = np.r_[begins, np.maximum(begins, ends[rows])]
+    order = np.argsort(edges, kind="stable")
+    running = np.cumsum(np.where(order < len(rows), 1, -1))[:-1]
+    passed = np.empty(len(edges))
+    passed[order] = np.r_[0, np.cumsum(np.where(running > 0, np.diff(edges[order]) / np.maximum(running, 1), 0.0))]
+    # Rounded cumulatively, so that the parts sum to the budget's time.
+    parts = np.diff(np.rint(np.r_[0, np.cumsum(passed[len(rows) :] - passed[: len(rows)])])).astype(np.int64)
+    parts[parts.argmax()] += budget.owned_ns[rows].sum() - parts.sum()
+    owned_ns = budget.owned_ns.copy()
+    owned_ns[rows] = parts
+    return inside_ns, owned_ns
 
 
 def _table_kinds(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
@@ -221,8 +261,9 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
     """The pieces with the work of the operator that launched them, where its shapes give it.
 
     Adds `calls` to the pieces, and to the kinds `op` (the operator that the work is counted at, or -1), `alone`
-    (whether the piece is all that this operator launched), `kernel` (the former `name`; `name` becomes the operator's),
-    and `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
+    (whether the piece is all that this operator launched), `helps` (whether it multiplies nothing in an operator that
+    does), `kernel` (the former `name`; `name` becomes the operator's), and `shapes`, `types`, `flops`, `bytes`,
+    `elements`, `dtype`, `known`; null where not known.
     """
     if not timeline.has_operators:
         return _without_shapes(by_kind)
@@ -256,9 +297,13 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
     pieces = joined(pieces, recorded, "launcher").with_columns(
         ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
     )
+    multiplies = pl.col("family").is_in(MATMUL_FAMILIES).fill_null(value=False)
     with_work = _generated(pieces).with_columns(
-        (pl.col("owned_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
+        (pl.col("inside_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
         (pl.col("whole_ns") == pl.col("duration_ns")).alias("alone"),
+        (multiplies & ~pl.col("tensor_cores") & ~pl.col("category").is_in(MATMUL_FAMILIES))
+        .fill_null(value=False)
+        .alias("helps"),
         pl.when(pl.col("family").is_not_null() & pl.col("bytes").is_not_null())
         .then(pl.lit("shapes", dtype=SOURCE))
         .otherwise(_MOVED)
@@ -266,7 +311,10 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
         pl.coalesce("bytes", "moved").alias("bytes"),
         pl.coalesce(pl.col("family").replace(_CATEGORY_OF), "category").alias("category"),
         pl.coalesce("op_precision", "precision", _first_type()).alias("dtype"),
-        pl.coalesce("op_tensor_cores", "tensor_cores").alias("tensor_cores"),
+        pl.when(multiplies)
+        .then("op_tensor_cores")
+        .otherwise(pl.coalesce("op_tensor_cores", "tensor_cores"))
+        .alias("tensor_cores"),
         pl.coalesce("op_name", "launched_by", "name").alias("name"),
         pl.col("name").alias("kernel"),
         pl.col("shapes").map_elements(largest_tensor, return_dtype=pl.Int64).alias("elements"),
@@ -295,10 +343,11 @@ def _without_shapes(pieces: Pieces) -> Pieces:
         null_text.alias("shapes"),
         null_text.alias("types"),
         pl.lit(value=True).alias("alone"),
+        pl.lit(value=False).alias("helps"),
         *(null_int.alias(name) for name in ("flops", "flops_full", "elements")),
     )
     return Pieces(
-        pieces.rows.with_columns((pl.col("owned_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind
+        pieces.rows.with_columns((pl.col("inside_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind
     )
 
 

@@ -255,6 +255,7 @@ FAMILIES: Final = (
     "gemm",
     "convolution",
     "attention",
+    "recurrence",
     "normalization",
     "softmax",
     "elementwise",
@@ -266,7 +267,7 @@ FAMILIES: Final = (
 )
 
 #: Families whose FLOPs are those of matrix products: the usual subject of FLOP counters, and the work of tensor cores.
-MATMUL_FAMILIES: Final = ("gemm", "convolution", "attention")
+MATMUL_FAMILIES: Final = ("gemm", "convolution", "attention", "recurrence")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES
-from warplens.analysis.work.formulas import work_of
+from warplens.analysis.work.formulas import BYTES_ONLY, work_of
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
@@ -110,8 +110,8 @@ OPERATOR_WORK: Final = table(
     name="operator",
     phase="`backward`, `optimizer`, `forward` or `none`, from names of enclosing ranges",
     device="ordinal of the GPU",
-    precision="format of the operands, from the name of its longest kernel, or else the inputs of a product; null where"
-    " neither reveals it",
+    precision="format of the operands, from the name of its longest kernel, of a product from that of the kernel that"
+    " multiplies, or else the inputs; null where neither reveals it",
     tensor_cores="whether tensor cores do the arithmetic of that kernel; null where its name does not reveal it",
     kernels="pieces of GPU work that it launched, itself or through others, in the window",
     gpu_ns="their summed duration",
@@ -154,6 +154,11 @@ class ModelledWork:
     def modelled_ns(self) -> int:
         """Time of the GPU work whose operator has a model."""
         return int(self.operators["gpu_ns"].sum())
+
+    @property
+    def bytes_only_ns(self) -> int:
+        """Time of generated kernels, of which the bytes alone are known."""
+        return int(self.unmodelled.filter(pl.col("reason") == BYTES_ONLY)["gpu_ns"].sum())
 
     @property
     def coverage_share(self) -> float | None:
@@ -211,7 +216,7 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
     # Names are searched once per distinct name, not per kernel.
     opaque = name_categories(kernels["full_name"]).str.extract(_OPAQUE).cast(pl.Int64)
     kernel_facts = classify_names(kernels).select(
-        pl.col("precision").cast(pl.String),
+        pl.col("precision", "category").cast(pl.String),
         "tensor_cores",
         pl.coalesce(
             opaque.gather(kernels["full_name"].to_physical()),
@@ -232,12 +237,22 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
 def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
     duration, inside = pl.col("duration_ns"), pl.col("inside")
     longest = duration.arg_max()
+    # What multiplies: tensor cores, else kernels named as products, else unknown ones. Conversions of layout and sums
+    # over a bias may take longer, but none of the product's FLOPs are theirs.
+    rank = (
+        pl.when("tensor_cores").then(3)
+        .when(pl.col("category").is_in(MATMUL_FAMILIES)).then(2)
+        .when(pl.col("category").is_not_null() & pl.col("tensor_cores").is_null()).then(1)
+        .otherwise(0)
+    )  # fmt: skip
+    multiplying = pl.when((rank == rank.max()) & (rank > 0)).then(duration).arg_max()
     measured = counted.group_by("range", maintain_order=True).agg(
         # Work is sorted by begin: the first piece decides which window the operator belongs to.
         inside.first().alias("begins_inside"),
         pl.col("phase").first().cast(pl.String),
         pl.col("device").first(),
         *(pl.col(name).get(longest) for name in ("precision", "tensor_cores", "item_bytes")),
+        *(pl.col(name).get(multiplying).alias(f"{name}_of_product") for name in ("precision", "tensor_cores")),
         pl.col("link").fill_null(value=False).any(),
         inside.sum().cast(pl.Int64).alias("kernels"),
         duration.filter(inside).sum().alias("gpu_ns"),
@@ -257,15 +272,18 @@ def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) 
 
 
 def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
-    """The peaks of each operator: those of its GPU, for the format of its longest kernel."""
+    """The peaks of each operator: those of its GPU, for the format of a product's kernel, or of the longest one."""
     products = pl.col("family").cast(pl.String).is_in(MATMUL_FAMILIES)
     # Everything else computes on the vector units in fp32, whatever its storage format; only fp64 stays fp64.
     operand = pl.col("input_types").cast(pl.String).str.extract(_FIRST_TYPE)
-    multiplied = pl.coalesce("precision", operand.replace_strict(_FORMATS, default=None, return_dtype=pl.String))
+    of_inputs = operand.replace_strict(_FORMATS, default=None, return_dtype=pl.String)
+    multiplied = pl.coalesce("precision_of_product", of_inputs)
+    wide = pl.when(pl.col("precision") == "fp64").then(pl.lit("fp64")).otherwise(pl.lit("fp32"))
     frame = frame.with_columns(
-        pl.when(products | (pl.col("precision") == "fp64")).then(multiplied).otherwise(pl.lit("fp32")).alias("format"),
-        pl.when(products).then("tensor_cores").otherwise(pl.lit(False)).alias("on_tensor_cores"),
+        pl.when(products).then(multiplied).otherwise(wide).alias("format"),
+        pl.when(products).then("tensor_cores_of_product").otherwise(pl.lit(False)).alias("on_tensor_cores"),
         pl.when(products).then(multiplied).otherwise("precision").alias("precision"),
+        pl.when(products).then("tensor_cores_of_product").otherwise("tensor_cores").alias("tensor_cores"),
     )
     keys = frame.select("device", "format", "on_tensor_cores").unique()
     rows = []
@@ -352,8 +370,8 @@ WORK: Final = table(
         title="Of roof",
     ),
     name="operator",
-    precision="format of the operands, from the name of the longest kernel, or else the inputs of a product; null where"
-    " neither reveals it",
+    precision="format of the operands, from the name of the longest kernel, of a product from that of the kernel that"
+    " multiplies, or else the inputs; null where neither reveals it",
     gpu_ns="summed duration of what the operators launched",
     share="share of the summed time of all GPU work in the window, modelled or not",
     bytes="modelled bytes: every tensor moved once; null where a type is not known",

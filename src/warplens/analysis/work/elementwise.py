@@ -205,14 +205,18 @@ def _embedding_bag_backward(arguments: Arguments) -> Work:
     return work.writing(rows * width, gradient.type)
 
 
-def _scatter(flops: int) -> Callable[[Arguments], Work]:
-    """In-place scatter_add_(self, dim, index, src) and the like: as many elements as the index has."""
+def _scatter(flops: int, *, in_place: bool) -> Callable[[Arguments], Work]:
+    """scatter_add_(self, dim, index, src) and the like: as many elements as the index has.
+
+    Those that make a result copy all of the first input to it before.
+    """
 
     def formula(arguments: Arguments) -> Work:
         target, index, source = arguments.tensor(0), arguments.tensor(2), arguments.optional(3)
         element_count = index.elements if source is None else source.elements
         work = Work("gather-scatter", flops * element_count).moving([index, *([source] if source else [])])
-        return work.writing((1 + flops) * element_count, target.type)
+        work = work.writing((1 + flops) * element_count, target.type)
+        return work if in_place else work.moving([target]).writing(target.elements, target.type)
 
     return formula
 
@@ -292,8 +296,11 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _index_put),
     "aten::_embedding_bag": _embedding_bag,
     "aten::_embedding_bag_dense_backward": _embedding_bag_backward,
-    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scatter(0)),
-    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scatter(1)),
+    **{
+        f"aten::{name}{mark}": _scatter(flops, in_place=bool(mark))
+        for name, flops in (("scatter", 0), ("index_copy", 0), ("scatter_add", 1), ("index_add", 1))
+        for mark in ("", "_")
+    },
     **{
         f"aten::_foreach_{name}{mark}": _foreach(PER_ELEMENT[name].flops, PER_ELEMENT[name].inputs)
         for name in _OF_LISTS

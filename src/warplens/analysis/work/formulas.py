@@ -1,14 +1,15 @@
-"""The work of any operator, by its name; formulas of row-wise operators: norms, softmax, reductions, sorts."""
+"""The work of any operator, by its name; formulas of norms, softmax, reductions, sorts, pools and resampling."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work
 from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
 from warplens.analysis.work.products import FORMULAS as PRODUCTS
+from warplens.analysis.work.products import per_dimension
 
 # FLOPs for each element. Normalisation: mean (1), difference (1), square and sum (2), scaling (1), weight and bias (2);
 # without a mean, square and sum (2), scaling (1), weight (1). Backward: the two sums over the row (3), the gradient of
@@ -142,9 +143,96 @@ def _top(arguments: Arguments) -> Work:
 _INDEX: Final = "long int"
 
 
+class _Pool(NamedTuple):
+    """Positions of a pool's arguments (kernel, stride, padding; dilation) and whether it gives indices, too."""
+
+    dimensions: int
+    dilation: int | None
+    ceil: int
+    indices: bool = False
+
+
+def _pool(signature: _Pool) -> Callable[[Arguments], Work]:
+    """A pool over windows (input, kernel, stride, padding …): one operation for each element of each window."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.matrix(0, signature.dimensions + 1)
+        space = signature.dimensions
+        kernel = per_dimension(arguments.integers(1), space, least=1)
+        stride = per_dimension(arguments.integers(2) or kernel, space, least=1)
+        padding = per_dimension(arguments.integers(3), space)
+        dilation = (1,) * space
+        if signature.dilation is not None:
+            dilation = per_dimension(arguments.integers(signature.dilation), space, least=1)
+        rounding = [step - 1 if arguments.flag(signature.ceil) else 0 for step in stride]
+        sides = [  # with rounding up, the last window still begins within the input
+            max(0, min((size + 2 * p - d * (k - 1) - 1 + r) // s, (size + p - 1) // s) + 1)
+            for size, k, s, p, d, r in zip(
+                inputs.shape[-space:], kernel, stride, padding, dilation, rounding, strict=True
+            )
+        ]
+        results = math.prod(inputs.shape[:-space]) * math.prod(sides)
+        work = Work("reduction", results * math.prod(kernel)).moving([inputs]).writing(results, inputs.type)
+        return work.writing(results, _INDEX) if signature.indices else work
+
+    return formula
+
+
+def _adaptive_pool(*, indices: bool) -> Callable[[Arguments], Work]:
+    """A pool to a given size (input, size): every element of the input counts once."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs, sides = arguments.tensor(0), arguments.integers(1)
+        if not sides or len(sides) >= len(inputs.shape) or min(sides) < 0:
+            raise UnknownWorkError("the size of the result was not recorded")
+        results = math.prod(inputs.shape[: -len(sides)]) * math.prod(sides)
+        work = Work("reduction", inputs.elements).moving([inputs]).writing(results, inputs.type)
+        return work.writing(results, _INDEX) if indices else work
+
+    return formula
+
+
+def _pool_backward(indices: int | None) -> Callable[[Arguments], Work]:
+    """(grad_output, input, …): reads the gradient and the indices, writes a gradient as large as the input."""
+
+    def formula(arguments: Arguments) -> Work:
+        gradient, inputs = arguments.tensor(0), arguments.tensor(1)
+        read = [gradient, *_present_tensors(arguments, () if indices is None else (indices,))]
+        return Work("reduction", gradient.elements).moving(read).writing(inputs.elements, inputs.type)
+
+    return formula
+
+
+def _resampling(size: int, taps: int) -> Callable[[Arguments], Work]:
+    """upsample_*(input, output_size, …), and their gradients (grad_output, output_size, input_size, …).
+
+    Args:
+        size: position of the result's size: of its sides, or of all its dimensions.
+        taps: elements of the source that each result is the weighted sum of, in each dimension; 1 is a copy.
+    """
+
+    def formula(arguments: Arguments) -> Work:
+        source, sides = arguments.tensor(0), arguments.integers(size)
+        if not sides or len(sides) > len(source.shape) or min(sides) < 0:
+            raise UnknownWorkError("the size of the result was not recorded")
+        results = math.prod(source.shape[: len(source.shape) - len(sides)]) * math.prod(sides)
+        weighted = 2 * taps ** (len(source.shape) - 2) if taps > 1 else 0
+        work = Work("elementwise", weighted * (results if size == 1 else source.elements))
+        return work.moving([source]).writing(results, source.type)
+
+    return formula
+
+
 def _present_tensors(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
     return [tensor for tensor in map(arguments.optional, positions) if tensor is not None]
 
+
+#: Operators that change the size of images, and the taps of a dimension.
+_RESAMPLED: Final = {
+    **{f"{name}{d}d": 1 for name in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3)},
+    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa"), 2),
+    **dict.fromkeys(("upsample_bicubic2d", "_upsample_bicubic2d_aa"), 4),
+}
 
 _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
     "aten::native_layer_norm": _norm(_NORM_FLOPS, 2, 3),
@@ -181,6 +269,19 @@ _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::nll_loss_backward", "aten::nll_loss2d_backward"), _loss_backward),
     "aten::topk": _top,
     "aten::sort": _ranking,
+    **{f"aten::max_pool{d}d_with_indices": _pool(_Pool(d, 4, 5, indices=True)) for d in (2, 3)},
+    **{f"aten::avg_pool{d}d": _pool(_Pool(d, None, 4)) for d in (2, 3)},
+    **{f"aten::_adaptive_avg_pool{d}d": _adaptive_pool(indices=False) for d in (2, 3)},
+    **{f"aten::adaptive_max_pool{d}d": _adaptive_pool(indices=True) for d in (2, 3)},
+    **{f"aten::max_pool{d}d_with_indices_backward": _pool_backward(7) for d in (2, 3)},
+    **{f"aten::adaptive_max_pool{d}d_backward": _pool_backward(2) for d in (2, 3)},
+    **{f"aten::avg_pool{d}d_backward": _pool_backward(None) for d in (2, 3)},
+    **{f"aten::_adaptive_avg_pool{d}d_backward": _pool_backward(None) for d in (2, 3)},
+    **{
+        f"aten::{name}{suffix}": _resampling(size, taps)
+        for name, taps in _RESAMPLED.items()
+        for suffix, size in (("", 1), ("_backward", 2))
+    },
 }
 
 
@@ -188,9 +289,12 @@ _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {**ELEMENTWISE, **_ROWS, **PRODUCTS}
 
 NO_FORMULA: Final = "there is no formula for it"
+#: Arguments of such generated kernels are their inputs and outputs.
+BYTES_ONLY: Final = "generated code: bytes known from its arguments, FLOPs not"
 
 #: Work that tensors and sizes do not determine, by prefix of the name.
 _BEYOND_FORMULAS: Final = (
+    (("triton_poi_", "triton_red_", "triton_per_"), BYTES_ONLY),
     (("triton_", "triton::"), "generated code, whose name does not say what it computes"),
     (("nccl:", "c10d::", "record_param_comms", "symm_mem::", "rccl:", "gloo:"), "communication"),
     (("CompiledFxGraph", "## Call CompiledFxGraph", "Torch-Compiled Region"), "generated code"),

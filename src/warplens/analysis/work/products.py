@@ -1,9 +1,13 @@
-"""Work of matrix products, attention and convolutions. Products take 2·M·N·K FLOPs and move each matrix once."""
+"""Work of matrix products, attention, convolutions and recurrent networks.
+
+Products take 2·M·N·K FLOPs and move each matrix once.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work, broadcast, promoted
@@ -331,15 +335,15 @@ def _output_shape(
         raise UnknownWorkError("an input has another number of dimensions than its weight")
     space = len(inputs) - 2
     filters = weight[2:]
-    stride = _per_dimension(arguments.integers(signature.stride), space, least=1)
-    padding = _per_dimension(arguments.integers(signature.padding), space)
+    stride = per_dimension(arguments.integers(signature.stride), space, least=1)
+    padding = per_dimension(arguments.integers(signature.padding), space)
     dilation = (1,) * space
     if signature.dilation is not None:
-        dilation = _per_dimension(arguments.integers(signature.dilation), space, least=1)
+        dilation = per_dimension(arguments.integers(signature.dilation), space, least=1)
     if transposed:
         groups = max(1, arguments.integer(signature.groups) or 1) if signature.groups is not None else 1
         position = signature.output_padding
-        extra = _per_dimension(arguments.integers(position), space) if position is not None else (0,) * space
+        extra = per_dimension(arguments.integers(position), space) if position is not None else (0,) * space
         sizes = tuple(
             max(0, (size - 1) * s - 2 * p + d * (k - 1) + e + 1)
             for size, s, p, d, k, e in zip(inputs[2:], stride, padding, dilation, filters, extra, strict=True)
@@ -352,7 +356,7 @@ def _output_shape(
     return (inputs[0], weight[0], *sizes)
 
 
-def _per_dimension(recorded: Ints | None, space: int, least: int = 0) -> Ints:
+def per_dimension(recorded: Ints | None, space: int, least: int = 0) -> Ints:
     """One number per spatial dimension; a single one holds for all."""
     if recorded is None or len(recorded) not in (1, space) or min(recorded, default=0) < least:
         raise UnknownWorkError("stride and padding were not recorded")
@@ -390,6 +394,60 @@ def _both_gradients(arguments: Arguments) -> Work:
     return _gradients(gradient, inputs, weight, needed=(True, True), transposed=False)
 
 
+# --- Work of recurrent networks ---
+#
+# FLOPs are those of the products with the weights: 2 · time steps · batch · elements of the weights, for each of the
+# gradients of inputs and weights again. The cells' elementwise work is not counted.
+
+
+class _Recurrence(NamedTuple):
+    """Positions of a recurrent operator's arguments; None for arguments it does not have."""
+
+    mode: int  #: followed by the hidden size
+    projection: int | None  #: size of a projected output; 0 for none
+    layers: int
+    bidirectional: int
+    mask: int | None = None  #: which gradients are wanted, in a backward pass; that of the weights comes last
+
+
+#: From native_functions.yaml of PyTorch: the input always comes first.
+_RECURRENCES: Final = {
+    "aten::_cudnn_rnn": _Recurrence(6, 8, 9, 13),
+    "aten::_cudnn_rnn_backward": _Recurrence(10, 12, 13, 17, 21),
+    "aten::miopen_rnn": _Recurrence(5, None, 7, 11),
+    "aten::miopen_rnn_backward": _Recurrence(10, None, 12, 16, 20),
+}
+#: Number of gates by mode (`cudnnRNNMode_t`): a plain network with ReLU or tanh, LSTM, GRU.
+_GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _recurrent(signature: _Recurrence) -> Callable[[Arguments], Work]:
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.matrix(0)  # [time steps, batch, size], or [tokens, size] of packed sequences
+        gates = _GATES.get(-1 if (mode := arguments.integer(signature.mode)) is None else mode)
+        hidden, layers = arguments.integer(signature.mode + 1), arguments.integer(signature.layers)
+        bidirectional = arguments.flag(signature.bidirectional)
+        projection = 0 if signature.projection is None else arguments.integer(signature.projection)
+        wanted = (True,) if signature.mask is None else arguments.flags(signature.mask)
+        sizes = (hidden or 0, layers or 0, projection or 0)
+        if gates is None or bidirectional is None or not wanted or min(sizes) < 0 or not (hidden and layers):
+            raise UnknownWorkError("the size of the network was not recorded")
+        directions, tokens, output = 1 + bidirectional, math.prod(inputs.shape[:-1]), projection or hidden
+        read = inputs.shape[-1] + (layers - 1) * directions * output  # widths of all layers' inputs
+        one_output = gates * hidden * output + (hidden * output if projection else 0)
+        weights = directions * (gates * hidden * read + layers * one_output)
+        work = Work("recurrence", 2 * tokens * weights).moving([inputs])
+        work = work.writing(weights + tokens * directions * output, inputs.type)
+        if signature.mask is None:
+            return work
+        # The output and its gradient are read, the gradients of the input and of the weights are written.
+        again = 1 + wanted[-1]
+        moved = tokens * directions * output + inputs.elements + wanted[-1] * weights
+        return replace(work, flops=again * work.flops).writing(moved, inputs.type)
+
+    return formula
+
+
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::mm", "aten::matmul", "aten::mv"), _matmul),
     "aten::bmm": _batched,
@@ -408,5 +466,6 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::convolution_backward", "aten::convolution_backward_overrideable"), _backward),
     **dict.fromkeys(("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward"), _both_gradients),
     **{name: _attention(signature) for name, signature in _SIGNATURES.items()},
+    **{name: _recurrent(signature) for name, signature in _RECURRENCES.items()},
     "FlashAttnFunc": _attention_of_autograd_function,
 }

@@ -119,6 +119,9 @@ def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
         f"coverage: {fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} GPU time has an operator "
         "whose work is modelled"
     )
+    if modelled.bytes_only_ns:
+        further = fmt.share(modelled.bytes_only_ns / modelled.total_ns)
+        yield f"coverage: of a further {further} bytes are known and FLOPs not (generated kernels)"
     if modelled.modelled_ns:
         steps = window.step_count
         per_step = (
