@@ -422,6 +422,44 @@ def test_a_product_that_is_faster_than_the_gpu_can_be_is_no_known_work_and_a_cau
     assert ("saturated" in [each.id for each in diagnose(found, window).findings]) == possible
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "numbers", "length", "elements"),
+    [
+        # Both operands of a gradient are read, and the result takes the place of one.
+        ("poi_fused_mul_tanh_tanh_backward_view_6", [[16, 1024, 4096], [16384, 4096]], [2**26], 111_000, 3 * 2**26),
+        ("poi_fused_relu_7", [[8192, 8192]], [2**26], 77_000, 2 * 2**26),
+        ("poi_fused_convolution_relu_0", [[16, 256, 128, 128], [256]], [2**26], 77_000, 2 * 2**26 + 256),
+        # A copy of a gradient, zeros, and a product of vectors only write their result.
+        ("poi_fused_attention_backward_transpose_view_3", [[8192, 8192]] * 2, [2**26], 77_000, 2 * 2**26),
+        ("poi_fused_embedding_dense_backward_9", [[8192, 8192]], [2**26], 77_000, 2**26),
+        ("poi_fused_add_mul_unsqueeze_0", [[8192], [8192], [8192, 8192]], [2**26], 77_000, 2**26 + 2 * 8192),
+        # Rows that indices pick out of a table, one element of each row, and one of three slices.
+        ("poi_fused_index_4", [[16384], [4_000_000, 256], [16384, 256]], [16384, 256], 5_000, 2 * 2**22 + 16384),
+        ("red_fused_nll_loss_forward_1", [[4096], [4096, 50304], [1]], [1, 4096], 7_000, 2 * 4096 + 1),
+        ("poi_fused_cat_split_view_5", [[16384, 3072], [16384, 1024]], [2**24], 16_000, 2 * 2**24),
+        # All slices, and all that is pooled.
+        ("poi_fused_mul_silu_split_3", [[8192, 16384], [8192, 8192]], [2**26], 91_000, 3 * 2**26),
+        ("poi_fused_max_pool2d_8", [[64, 64, 256, 256], [64, 64, 128, 128]], [2**26], 155_000, 5 * 2**26),
+        # Too fast for its work, and nothing tells why.
+        ("poi_fused_add_1", [[8192, 8192]] * 3, [2**26], 30_000, None),
+    ],
+)  # fmt: skip
+def test_a_generated_kernel_moves_what_its_arguments_and_its_time_allow(name, shapes, numbers, length, elements):
+    types = ["long int" if "index" in name or "nll" in name else "c10::BFloat16", *["c10::BFloat16"] * len(shapes)]
+    types = [*types[: len(shapes)], *["Scalar"] * len(numbers)]
+    values = [*[""] * len(shapes), *map(str, numbers)]
+    name = f"triton_{name}"
+    found = program(
+        [operator(0, 50, name, [*shapes, *[[]] * len(numbers)], types, values)],
+        *([row] for row in launched(100, 100 + length, 1, 10, name)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+
+    wider = 6 * shapes[0][0] if types[0] == "long int" else 0
+    assert room.groups["bytes"].to_list() == [None if elements is None else 2 * elements + wider]
+    assert room.groups["known"].to_list() == ["none" if elements is None else "shapes"]
+
+
 H200 = Device(0, "NVIDIA H200", sm_count=132)
 A100 = Device(0, "NVIDIA A100-SXM4-80GB", sm_count=108)
 

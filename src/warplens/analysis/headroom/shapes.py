@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -84,20 +85,69 @@ def largest_tensor(shapes: str | None) -> int:
     return max((math.prod(shape) for shape in tensors_of(shapes)), default=0)
 
 
+#: Operations that read an element at a place given by an index, those that read a part of a tensor, and those that read
+#: several elements for one.
+_GATHERING: Final = re.compile(r"(?<!unsafe_)index(?!_put)|gather|embedding|nll_loss")
+_TAKING_PARTS: Final = re.compile(r"slice|split|unbind|select|narrow")
+_OF_SEVERAL: Final = re.compile(r"pool|unsafe_index|slice|split|unbind|select|narrow")
+#: Gradients of activations read a gradient and a value.
+_OF_TWO: Final = re.compile(r"(threshold|elu|silu|tanh|sigmoid|swish|mish|softplus|dropout)_backward")
+#: Operations on a large tensor and on a number for each of its channels.
+_PER_CHANNEL: Final = re.compile(r"convolution(?!_backward)|batch_norm")
+#: Operations that write a tensor without reading one as large.
+_CREATING: Final = re.compile(
+    r"arange|full|zeros|ones|empty|fill|rand|bernoulli|eye|scalar_tensor|linspace|iota|expand|dense_backward|slice"
+    r"|select|scatter|put|pool|tri[lu]"
+)
+
+
 @lru_cache(maxsize=65_536)
-def bytes_of_all(shapes: str | None, types: str | None) -> int | None:
-    """Bytes of all recorded tensors: the traffic of a generated kernel, whose arguments are its inputs and outputs."""
-    listed = json.loads(types) if types else []
-    total = 0
-    for shape, type_ in zip(json.loads(shapes) if shapes else [], listed, strict=False):
-        if (
-            isinstance(shape, list)
-            and isinstance(type_, str)
-            and type_ in ITEM_BYTES
-            and all(isinstance(size, int) for size in shape)
-        ):
-            total += math.prod(shape) * ITEM_BYTES[type_]
-    return total or None
+def bytes_of_generated(
+    name: str, shapes: str | None, types: str | None, numbers: str | None
+) -> tuple[int | None, int | None]:
+    """Bytes that a kernel of Inductor moves: all of its arguments, which are its inputs and outputs, and at least.
+
+    Its numbers tell how many elements it passes over. Of a larger argument it may read a part: one element at each
+    place that an index gives, or several slices.
+
+    Args:
+        name: the kernel's, which lists its operations.
+        shapes: JSON list of the arguments' shapes.
+        types: the list of their types.
+        numbers: the list of their values, where they are numbers: sizes of the result and of what is reduced.
+    """
+    listed = zip(json.loads(shapes or "[]"), json.loads(types or "[]"), strict=False)
+    tensors = [(shape, type_) for shape, type_ in listed if type_ in ITEM_BYTES and isinstance(shape, list)]
+    tensors = [(shape, type_) for shape, type_ in tensors if all(isinstance(size, int) for size in shape)]
+    sizes = [(math.prod(shape), ITEM_BYTES[type_]) for shape, type_ in tensors]
+    total = sum(count * item for count, item in sizes)
+    passed = [int(text) for text in json.loads(numbers or "[]") if re.fullmatch(r"\d+", str(text))]
+    is_pointwise = name.startswith("triton_poi")
+    if not total or len(passed) < (1 if is_pointwise else 2):
+        return total or None, total or None
+    points = math.prod(passed)
+    if is_pointwise and not _CREATING.search(name):
+        total += _read_and_written(name, [shape for shape, _ in tensors], sizes, points)
+    places = points * max(1, sum(type_ in ("int", "long int") for _, type_ in tensors))
+    least = total - sum(max(0, count - places) * item for count, item in sizes)
+    if _GATHERING.search(name):
+        return total if _OF_SEVERAL.search(name) else least, least
+    return total, least if _TAKING_PARTS.search(name) else total
+
+
+def _read_and_written(name: str, shapes: list[list[int]], sizes: list[tuple[int, int]], points: int) -> int:
+    """Bytes of the argument that a pointwise kernel must both read and write; 0 where its arguments do not show it.
+
+    Its result is an argument of as many elements as it passes over. So is what it must read: its only argument, both
+    operands of an activation's gradient, or what has channels, where all others are vectors.
+    """
+    large = [points * item for count, item in sizes if count >= points]
+    others = [shape for shape, (count, _) in zip(shapes, sizes, strict=True) if count < points]
+    if others:
+        is_read = len(large) == 1 and _PER_CHANNEL.search(name) and all(len(shape) < 2 for shape in others)
+    else:
+        is_read = len(large) == 1 or (len(large) == 2 and _OF_TWO.search(name))
+    return min(large) if is_read else 0
 
 
 def first_shape(shapes: str | None) -> tuple[int, ...]:
