@@ -29,6 +29,7 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Step
 from warplens.analysis.work.catalogue import count_work
 from warplens.diagnosis import diagnose
 from warplens.profile import Device
@@ -133,6 +134,64 @@ def test_tokens_and_images_come_from_shapes():
     assert language.images is None
     assert vision.images == 4 * 128
     assert vision.tokens is None
+
+
+def images_of(*steps: list[tuple[list[int], list[int]]], first_late: bool = False) -> float | None:
+    """The images per step that are found where each step has convolutions of these inputs and weights."""
+    convolutions = [(place, pair) for place, step in enumerate(steps) for pair in step]
+    found = program(
+        [operator(10 * at, 10 * at + 5, "aten::conv2d", [*pair, []]) for at, (_, pair) in enumerate(convolutions)],
+        *zip(
+            *(
+                launched(start := 10_000 * (step + 1) + 100 * at, start + 100, at + 1, 10 * at + 1, "conv")
+                for at, (step, _) in enumerate(convolutions)
+            ),
+            strict=True,
+        ),
+    )
+    edges = [10_000 * (step + 1) + 150 * (first_late and not step) for step in range(len(steps) + 1)]
+    whole = found.window("all")
+    told = tuple(Step(index + 1, *edge) for index, edge in enumerate(itertools.pairwise(edges)))
+    (room,) = headrooms(found, replace(whole, start_ns=edges[0], end_ns=edges[-1], kind="steady", steps=told))
+    return None if room.rates.images is None else room.rates.images / len(steps)
+
+
+STEM, NARROW_STEM = [64, 3, 7, 7], [64, 3, 1, 1]
+SHOWN = ([32, 3, 224, 224], STEM)
+
+
+@pytest.mark.parametrize(
+    ("step", "images"),
+    [
+        ([SHOWN], 32),
+        ([SHOWN, ([32, 3, 224, 224], NARROW_STEM)], 32),  # parallel convolutions
+        ([SHOWN, ([32, 1, 224, 224], [64, 1, 7, 7])], 32),  # another sensor
+        ([SHOWN, ([32, 64, 112, 112], [64, 64, 3, 3]), ([32, 4, 1, 1], [96, 4, 1, 1])], 32),  # weights of channels
+        ([SHOWN, ([32, 2, 48, 128], [128, 2, 7, 7])], 32),  # maps of flow
+        ([SHOWN] * 2, None),  # micro-batches, views, or the same images again
+        ([SHOWN, ([128, 3, 96, 96], STEM)], None),  # crops
+        ([SHOWN, ([64, 3, 224, 224], NARROW_STEM)], None),
+        ([SHOWN, ([32, 1, 96, 96], [64, 1, 7, 7]), ([16, 1, 96, 96], STEM)], None),
+        ([([16, 1, 1, 160_000], [512, 1, 1, 10])], None),  # sound
+        ([([8, 4, 64, 64], [320, 4, 3, 3])], None),  # latents
+        ([([8, 3, 64, 64], [64, 3, 3, 3]), ([8, 64, 64, 64], [3, 64, 3, 3])], None),  # what comes out may go in again
+        ([([8, 3, 16, 224, 224], [64, 3, 3, 7, 7])], None),  # volumes
+    ],
+)
+def test_images_are_those_that_each_step_reads_once(step, images):
+    assert images_of(step, step) == images
+
+
+def test_images_of_steps_differ_and_the_first_may_begin_before_its_step():
+    larger = [([96, 3, 128, 128], STEM)]
+    assert images_of([SHOWN], larger) == 64
+    assert images_of([SHOWN], [SHOWN], [SHOWN], first_late=True) == 32
+    assert images_of([], [SHOWN], [], [SHOWN]) is None
+
+
+def test_a_network_that_makes_images_reads_a_batch_in_each_step_of_its_training():
+    path = DEVELOPMENT / "thirty_second" / "butterfly_wing_generation__before.pt.trace.json.xz"
+    assert headroom(path).rates.images == 64
 
 
 def test_an_unknown_gpu_is_taken_as_it_is():
@@ -522,6 +581,44 @@ def test_a_recurrent_network_has_flops_but_no_roof_of_large_products():
     assert room.flops == 2 * 96 * 768 * 3 * 2048 * (512 + 3 * 2048)
     assert room.product_known_share == 1.0
     assert room.after("precision") == room.after("idle")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "numbers", "length", "elements"),
+    [
+        # Both operands of a gradient are read, and the result takes the place of one.
+        ("poi_fused_mul_tanh_tanh_backward_view_6", [[16, 1024, 4096], [16384, 4096]], [2**26], 111_000, 3 * 2**26),
+        ("poi_fused_relu_7", [[8192, 8192]], [2**26], 77_000, 2 * 2**26),
+        ("poi_fused_convolution_relu_0", [[16, 256, 128, 128], [256]], [2**26], 77_000, 2 * 2**26 + 256),
+        # A copy of a gradient, zeros, and a product of vectors only write their result.
+        ("poi_fused_attention_backward_transpose_view_3", [[8192, 8192]] * 2, [2**26], 77_000, 2 * 2**26),
+        ("poi_fused_embedding_dense_backward_9", [[8192, 8192]], [2**26], 77_000, 2**26),
+        ("poi_fused_add_mul_unsqueeze_0", [[8192], [8192], [8192, 8192]], [2**26], 77_000, 2**26 + 2 * 8192),
+        # Rows that indices pick out of a table, one element of each row, and one of three slices.
+        ("poi_fused_index_4", [[16384], [4_000_000, 256], [16384, 256]], [16384, 256], 5_000, 2 * 2**22 + 16384),
+        ("red_fused_nll_loss_forward_1", [[4096], [4096, 50304], [1]], [1, 4096], 7_000, 2 * 4096 + 1),
+        ("poi_fused_cat_split_view_5", [[16384, 3072], [16384, 1024]], [2**24], 16_000, 2 * 2**24),
+        # All slices, and all that is pooled.
+        ("poi_fused_mul_silu_split_3", [[8192, 16384], [8192, 8192]], [2**26], 91_000, 3 * 2**26),
+        ("poi_fused_max_pool2d_8", [[64, 64, 256, 256], [64, 64, 128, 128]], [2**26], 155_000, 5 * 2**26),
+        # Too fast for its work, and nothing tells why.
+        ("poi_fused_add_1", [[8192, 8192]] * 3, [2**26], 30_000, None),
+    ],
+)  # fmt: skip
+def test_a_generated_kernel_moves_what_its_arguments_and_its_time_allow(name, shapes, numbers, length, elements):
+    types = ["long int" if "index" in name or "nll" in name else "c10::BFloat16", *["c10::BFloat16"] * len(shapes)]
+    types = [*types[: len(shapes)], *["Scalar"] * len(numbers)]
+    values = [*[""] * len(shapes), *map(str, numbers)]
+    name = f"triton_{name}"
+    found = program(
+        [operator(0, 50, name, [*shapes, *[[]] * len(numbers)], types, values)],
+        *([row] for row in launched(100, 100 + length, 1, 10, name)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+
+    wider = 6 * shapes[0][0] if types[0] == "long int" else 0
+    assert room.groups["bytes"].to_list() == [None if elements is None else 2 * elements + wider]
+    assert room.groups["known"].to_list() == ["none" if elements is None else "shapes"]
 
 
 H200 = Device(0, "NVIDIA H200", sm_count=132)

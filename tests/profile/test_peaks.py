@@ -57,6 +57,9 @@ from warplens.profile.trace import TABLES, Recorder
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 1597, 480e12),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 1792, 504e12),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 1792, 440e12),
+        ("NVIDIA H100 80GB HBM2e", 2000, 756e12),
+        ("NVIDIA H100-40C", 2000, 756e12),
+        ("Quadro GV100", 870, None),
     ],
 )
 def test_a_gpu_is_found_by_the_name_that_its_driver_gives(name, gigabytes_per_s, bf16):
@@ -95,6 +98,10 @@ def test_a_bandwidth_that_the_profile_states_is_taken():
         ("NVIDIA A30 MIG 1g.6gb", 14, 14 / 56, 2 / 8),
         ("NVIDIA H200 MIG 7g.141gb", 132, 1, 1),
         ("NVIDIA H200 MIG 2g.35gb", None, 2 / 7, 2 / 8),
+        ("NVIDIA GB200 MIG 1g.23gb", 18, 18 / 152, 1 / 8),
+        ("NVIDIA GB300 MIG 3g.139gb", None, 3 / 7, 4 / 8),
+        ("NVIDIA B300 SXM6 AC MIG 1g.34gb", 18, 18 / 148, 1 / 8),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb", 46, 46 / 188, 1 / 4),
     ],
 )
 def test_a_slice_of_a_gpu_has_its_part_of_the_peaks(name, multiprocessors, compute, memory):
@@ -104,6 +111,24 @@ def test_a_slice_of_a_gpu_has_its_part_of_the_peaks(name, multiprocessors, compu
     assert peaks.of("bf16", tensor_cores=True) == pytest.approx(compute * whole.of("bf16", tensor_cores=True))
     assert peaks.bytes_per_s == pytest.approx(memory * whole.bytes_per_s)
     assert "slices of memory" in peaks.source
+
+
+def test_a_virtual_gpu_on_a_slice_has_the_part_of_the_slice():
+    slice_, virtual = (peaks_of(Device(ordinal=0, name=name)) for name in ("NVIDIA A30 MIG 1g.6gb", "NVIDIA A30-1-6C"))
+
+    assert virtual == slice_
+
+
+def test_a_slice_of_a_gpu_of_unknown_size_has_no_peaks_but_those_of_its_own_attributes():
+    device = Device(
+        ordinal=0, name="NVIDIA RTX PRO 5000 Blackwell MIG 1g.24gb", compute_capability=(12, 0), sm_count=54,
+        clock_hz=2_000_000_000, memory_bandwidth_bytes_per_s=1_344_000_000_000,
+    )  # fmt: skip
+
+    peaks = peaks_of(device)
+
+    assert peaks.flops_per_s == {"fp32": 2 * 128 * 54 * 2e9}
+    assert peaks.bytes_per_s is None
 
 
 @pytest.mark.parametrize("stated", [4_814_000_000_000, 4_814_000_000_000 // 8])
@@ -194,6 +219,34 @@ def test_matrix_units_of_amd_multiply_fp32_at_a_rate_of_their_own():
     assert peaks.of("fp32", tensor_cores=True) == 47.85e12
     assert peaks.of("fp32", tensor_cores=False) == 23.95e12
     assert peaks_of(Device(ordinal=0, name="NVIDIA H200")).of("fp32", tensor_cores=True) == 67e12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA RTX A1000",
+        "NVIDIA RTX A1000 6GB Laptop GPU",
+        "Quadro P1000",
+        "Quadro GP100",
+        "NVIDIA A100X",
+        "NVIDIA A100-SXM-64GB",
+        "GRID A100D-10C",
+        "GRID V100DX-32Q",
+        "Tesla V100-FHHL-16GB",
+        "NVIDIA H100 64GB HBM2",
+        "NVIDIA H100 CNX",
+        "NVIDIA H100XM-80C",
+        "NVIDIA H800 NVL",
+        "NVIDIA H20-3e",
+        "NVIDIA H200-141C",
+        "NVIDIA GB300 WS",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA GeForce RTX 5090 D v2",
+        "NVIDIA RTX 5000 Ada Generation Embedded GPU",
+    ],
+)
+def test_a_gpu_has_not_the_peaks_of_another_one_whose_name_is_in_its_own(name):
+    assert peaks_of(Device(ordinal=0, name=name)) is None
 
 
 def test_a_mobile_chip_has_not_the_peaks_of_the_card_of_that_name():

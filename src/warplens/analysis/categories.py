@@ -2,9 +2,10 @@
 
 The category follows from one ordered table of rules. The first rule that matches decides.
 
-A rule looks at up to three texts of a name (see `spelling.NameParts`), and matches where each of its patterns is found:
+A rule looks at up to four texts of a name (see `spelling.NameParts`), and matches where each of its patterns is found:
 
 * `words`: the function in lower-case words. The default: it reads the same in snake case and in camel case.
+* `own_words`: the same without namespaces, where one of them has the name of an operation (`fbgemm_gpu`, `fused_mlp`).
 * `function`: the function as written, where its exact spelling is known.
 * `template`: the template arguments. PyTorch's `elementwise_kernel`, CUTLASS's `Kernel2`, Thrust's `_kernel_agent` do
   not reveal their operation by their own name; it is in the template arguments.
@@ -57,15 +58,17 @@ class Rule:
 
     name: str  #: stable identifier, to explain a classification
     category: str  #: one of `CATEGORIES`
-    #: words, function, template: regular expressions; an empty one always matches
+    #: words, function, template, own_words: regular expressions; an empty one always matches
     words: str = ""
     function: str = ""
     template: str = ""
+    own_words: str = ""
 
     @cached_property
     def _patterns(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
         # Compiled when first needed: an import of the package must not pay for a hundred patterns.
-        stated = (("words", self.words), ("function", self.function), ("template", self.template))
+        texts = ("words", "function", "template", "own_words")
+        stated = ((text, getattr(self, text)) for text in texts)
         return tuple((text, re.compile(pattern)) for text, pattern in stated if pattern)
 
     def holds(self, parts: NameParts) -> bool:
@@ -294,7 +297,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "product",
         "gemm",
-        r"ge(mm|mv)|mat ?mul|mul ?mat|\b[a-z]?[bm]mm\b|\b(add|badd|scaled|grouped?) ?mm\b|\bwg?mma\b"
+        own_words=r"ge(mm|mv)|mat ?mul|mul ?mat|\b[a-z]?[bm]mm\b|\b(add|badd|scaled|grouped?) ?mm\b|\bwg?mma\b"
         r"|\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)|\b[bs]gmv\b",
     ),
     Rule("product-of-experts", "gemm", r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
@@ -302,7 +305,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "product-and-activation",
         "gemm",
-        r"\b(product|linear|mlp|ffn|dense|proj(ection)?)\b.*\b(d?silu|gelu|swiglu|geglu|reglu|relu|sigmoid|tanh)\b",
+        own_words=r"\b(product|linear|mlp|ffn|dense|proj(ection)?)\b"
+        r".*\b(d?silu|gelu|swiglu|geglu|reglu|relu|sigmoid|tanh)\b",
     ),
     Rule("product-symmetric", "gemm", r"\b[sdczh]?(syrkx?|herkx?|trmm|symm|hemm)\b|\b(syr|her) 2 k\b"),
     Rule("product-sparse", "gemm", r"\b(csr|bsr|coo|ell)(mm|mv)\b|\bk?sp(mm|mv)\b|\bsddmm\b"),

@@ -96,7 +96,7 @@ def _geforce(
         multiples: rates of other formats over that rate.
     """
     rates = {name: multiple * fp32 for name, multiple in multiples.items()}
-    return _chip(rf"{names}(?! .*(Laptop|Max-Q))", gigabytes_per_s, fp32 / fp64_part, fp32, source, **rates)
+    return _chip(rf"{names}\b(?! .*(Laptop|Max-Q|Embedded))", gigabytes_per_s, fp32 / fp64_part, fp32, source, **rates)
 
 
 _TURING: Final = {"fp16": 4, "int8": 16}
@@ -115,8 +115,8 @@ _OF_BLACKWELL: Final = "NVIDIA RTX Blackwell GPU architecture, multiples of the 
 
 #: The first entry whose pattern matches a device's name applies. Rates printed with sparsity are halved here.
 _CHIPS: Final = (
-    _chip(r"GB300", 8000, 1.3, 80, "NVIDIA GB300 NVL72 data sheet, per GPU", fp64_tensor=1.3, tf32=1250, fp16=2500,
-          bf16=2500, fp8=5000, int8=165, fp4=15_000),
+    _chip(r"GB300(?!.*WS)", 8000, 1.3, 80, "NVIDIA GB300 NVL72 data sheet, per GPU", fp64_tensor=1.3, tf32=1250,
+          fp16=2500, bf16=2500, fp8=5000, int8=165, fp4=15_000),
     _chip(r"\bB300\b", 7700, 1.2, 75, "NVIDIA HGX B300 data sheet, per GPU", fp64_tensor=1.2, tf32=1100, fp16=2250,
           bf16=2250, fp8=4500, int8=150, fp4=14_000),
     _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
@@ -126,28 +126,30 @@ _CHIPS: Final = (
     _chip(r"GH200.*(144|HBM3e)", 4900, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
     _chip(r"GH200", 4000, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
     _chip(r"H200 NVL", 4800, 30, 60, "NVIDIA H200 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
-    _chip(r"\bH200\b", 4800, 34, 67, "NVIDIA H200 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"\bH200\b(?!-)", 4800, 34, 67, "NVIDIA H200 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
     _chip(r"H100 NVL", 3900, 30, 60, "NVIDIA H100 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
-    _chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
-          fp16=756, bf16=756, fp8=1513, int8=1513),
-    _chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
-    _chip(r"H800.*PCIe", 2000, 0.8, 51, "NVIDIA H800 data sheet (PCIe)", fp64_tensor=0.8, tf32=378, fp16=756, bf16=756,
-          fp8=1513, int8=1513),
-    _chip(r"\bH800\b", 3350, 1, 67, "NVIDIA H800 data sheet (SXM)", **_HOPPER_FOR_EXPORT),
-    _chip(r"\bH20\b", 4000, 1, 44, "NVIDIA H20 data sheet", fp64_tensor=1, tf32=74, fp16=148, bf16=148, fp8=296,
-          int8=296),
-    _chip(r"A[18]00.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB PCIe)", **_A100),
-    _chip(r"A[18]00.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB SXM)", **_A100),
-    _chip(r"A[18]00", 1555, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (40 GB)", **_A100),
+    _chip(r"H100(.*PCIe|.*80GB HBM2e|-\d)", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)",
+          fp64_tensor=51, tf32=378, fp16=756, bf16=756, fp8=1513, int8=1513),
+    _chip(r"\bH100\b(?!.*(HBM2|CNX))", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"H800(.*PCIe|-\d)", 2000, 0.8, 51, "NVIDIA H800 data sheet (PCIe)", fp64_tensor=0.8, tf32=378, fp16=756,
+          bf16=756, fp8=1513, int8=1513),
+    _chip(r"\bH800\b(?! NVL)", 3350, 1, 67, "NVIDIA H800 data sheet (SXM)", **_HOPPER_FOR_EXPORT),
+    _chip(r"\bH20\b(?!-3e)", 4000, 1, 44, "NVIDIA H20 data sheet", fp64_tensor=1, tf32=74, fp16=148, bf16=148,
+          fp8=296, int8=296),
+    _chip(r"\bA[18]00\b.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB PCIe)",
+          **_A100),
+    _chip(r"\bA[18]00\b.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (80 GB SXM)", **_A100),
+    _chip(r"\bA[18]00\b(?!.*64GB)", 1555, 9.7, 19.5, "NVIDIA A100 and A800 data sheets (40 GB)", **_A100),
     _chip(r"\bA30\b", 933, 5.2, 10.3, "NVIDIA A30 data sheet", fp64_tensor=10.3, tf32=82, fp16=165, bf16=165, int8=330),
-    _chip(r"P100.*SXM2", 732, 5.3, 10.6, "NVIDIA Tesla P100 data sheet (SXM2)"),
-    _chip(r"P100.*PCI.*12GB", 549, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe, 12 GB)"),
-    _chip(r"P100", 732, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe)"),
-    _chip(r"V100S", 1134, 8.2, 16.4, "NVIDIA V100S data sheet", fp16=130),
-    _chip(r"V100.*PCI", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
-    _chip(r"V100", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
+    _chip(r"\bP100\b.*SXM2", 732, 5.3, 10.6, "NVIDIA Tesla P100 data sheet (SXM2)"),
+    _chip(r"\bP100\b.*PCI.*12GB", 549, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe, 12 GB)"),
+    _chip(r"\bP100\b", 732, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe)"),
+    _chip(r"Quadro GV100", 870, 7.4, 14.8, "NVIDIA Quadro GV100 data sheet", fp16=118.5),
+    _chip(r"\bV100S\b", 1134, 8.2, 16.4, "NVIDIA V100S data sheet", fp16=130),
+    _chip(r"\bV100(.*PCI|-\d)", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
+    _chip(r"\bV100\b(?!.*FHHL)", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
     _chip(r"\bT4\b", 320, 0.254, 8.1, "NVIDIA T4 product brief", fp16=65, int8=130),
-    _chip(r"A10G", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
+    _chip(r"\bA10G\b", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
     _chip(r"\bA10\b", 600, 0.488, 31.2, "NVIDIA A10 data sheet", tf32=62.5, fp16=125, bf16=125, int8=250),
     _chip(r"\bA40\b", 696, 0.585, 37.4, "NVIDIA A40 data sheet", tf32=74.8, fp16=149.7, bf16=149.7, int8=299.3),
     _chip(r"RTX A6000", 768, 0.605, 38.7, "NVIDIA RTX A6000 data sheet", tf32=77.4, fp16=154.8, bf16=154.8, int8=309.7),
@@ -157,8 +159,8 @@ _CHIPS: Final = (
     _chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
     _chip(r"\bL20\b", 864, 0.933, 59.8, "NVIDIA L20 data sheet", tf32=59.8, fp16=119.5, bf16=119.5, fp8=239, int8=239),
     _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
-    _chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
-          fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
+    _chip(r"RTX 5090(?! D\b| .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix",
+          tf32=104.8, fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
     _geforce(r"RTX 5080", 960, 56.3, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070 Ti", 896, 43.9, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070(?! Ti)", 672, 30.9, _OF_BLACKWELL, **_BLACKWELL),
@@ -226,19 +228,21 @@ UNNAMED_AMD: Final = "AMD GPU"
 def peaks_of(device: Device | None) -> Peaks | None:
     """The peaks of a GPU; None where neither its name nor its attributes in the profile give any.
 
-    A slice of a GPU (MIG) has the part of the peaks that its multiprocessors and its slices of memory make.
+    A slice of a GPU (MIG) has the part of the peaks that its multiprocessors and its slices of memory make; one of a
+    GPU whose size is not known has no peaks from its name, nor a bandwidth, which may be that of the whole GPU.
     """
     if device is None:
         return None
-    listed = _listed(device.name)
-    stated = device.memory_bandwidth_bytes_per_s
+    listed, stated, share = _listed(device.name), device.memory_bandwidth_bytes_per_s, 1.0
+    if (part := _SLICE.search(device.name)) is not None:
+        listed, share = _sliced(device, listed, part)
+        stated = stated if listed else None
     if listed is None:
         fp32 = _vector_rate(device)
         if fp32 is None and not stated:
             return None
         source = "attributes of the device in the profile: lanes × clock, and bandwidth"
         return Peaks(float(stated) if stated else None, {"fp32": fp32} if fp32 else {}, source)
-    listed, share = _sliced(device, listed)
     # For a slice, a profile may state the bandwidth of the whole GPU.
     if stated and listed.bytes_per_s and share < 1 and stated > _MOST_OF_SLICE * listed.bytes_per_s:
         stated = round(stated * share)
@@ -247,8 +251,11 @@ def peaks_of(device: Device | None) -> Peaks | None:
     return listed
 
 
-#: Name of a slice: of the multiprocessors in sevenths (A30: quarters), and its memory in GB; `1c.` is a part of it.
-_SLICE: Final = re.compile(r"\bMIG (?:\d+c\.)?(?P<parts>\d+)g\.(?P<gigabytes>\d+)gb", re.IGNORECASE)
+#: Name of a slice: of the multiprocessors in sevenths (A30: quarters), and its memory in GB; `1c.` is a part of it. A
+#: virtual GPU on a slice has the same two numbers (`A100-1-5C`).
+_SLICE: Final = re.compile(
+    r"(?:\bMIG (?:\d+c\.)?|-)(?P<parts>\d+)(?:g\.|-)(?P<gigabytes>\d+)(?:gb|[CQ])", re.IGNORECASE
+)
 
 #: Pattern of GPUs that can be sliced → multiprocessors, memory in GB, and parts (NVIDIA Multi-Instance GPU user guide).
 _WHOLE: Final = (
@@ -256,28 +263,31 @@ _WHOLE: Final = (
     (r"GH200", 132, 96, 7),
     (r"H200", 132, 141, 7),
     (r"H100 NVL", 132, 94, 7),
-    (r"H[18]00.*PCIe", 114, 80, 7),
+    (r"H[18]00(.*PCIe|.*HBM2e|-\d)", 114, 80, 7),
     (r"H[18]00", 132, 80, 7),
     (r"H20\b", 78, 96, 7),
     (r"A[18]00.*80GB", 108, 80, 7),
     (r"A[18]00", 108, 40, 7),
     (r"A30\b", 56, 24, 4),
+    (r"GB200", 152, 186, 7),
     (r"\bB200", 148, 180, 7),
+    (r"GB300", 152, 278, 7),
+    (r"\bB300", 148, 269, 7),
+    (r"RTX PRO 6000 Blackwell", 188, 96, 4),
 )
 
-#: The memory of each of these GPUs has eight slices.
+#: The memory of most of these GPUs has eight slices; of the others, with four parts, a slice counts as two.
 _MEMORY_SLICES: Final = 8
 
 #: A bandwidth above this multiple of a slice's part is that of the whole GPU.
 _MOST_OF_SLICE: Final = 1.25
 
 
-def _sliced(device: Device, listed: Peaks) -> tuple[Peaks, float]:
-    """The peaks of the part of a GPU that a slice of it has, and its share of the bandwidth; 1 for a whole GPU."""
-    slice_ = _SLICE.search(device.name)
+def _sliced(device: Device, listed: Peaks | None, slice_: re.Match[str]) -> tuple[Peaks | None, float]:
+    """The peaks of the part of a GPU that a slice of it has, and its share of the bandwidth."""
     whole = next((sizes for names, *sizes in _WHOLE if re.search(names, device.name, re.IGNORECASE)), None)
-    if slice_ is None or whole is None:
-        return listed, 1.0
+    if listed is None or whole is None:
+        return None, 0.0
     multiprocessors, gigabytes, parts = whole
     own = min(max(round(_MEMORY_SLICES * int(slice_["gigabytes"]) / gigabytes), 1), _MEMORY_SLICES)
     share = own / _MEMORY_SLICES

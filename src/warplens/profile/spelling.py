@@ -19,6 +19,8 @@ _UNNAMED = lazy_pattern(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")
 _UNNAMED_ARGUMENT = lazy_pattern(r"(?<=\w)<unnamed>::")
 _BRACKET = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
 _SCOPE = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|::|[<>()]")
+#: Functions that only their namespace or class tells apart.
+_UNTOLD: Final = ("kernel", "Kernel", "run", "operator()")
 _WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 #: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are not lengths;
@@ -52,6 +54,19 @@ class NameParts:
                 depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
         return self.function[begin:]
 
+    @property
+    def own_words(self) -> str:
+        """The words of the function alone: a namespace names a library or a topic, not what a kernel does.
+
+        With its namespaces where it is just called a kernel (`gemvx::kernel`).
+        """
+        short = self.short
+        return self.words if short in _UNTOLD else _words(short)
+
+
+def _words(function: str) -> str:
+    return " ".join(_WORD.findall(function)).lower()
+
 
 def split_name(name: str) -> NameParts:
     """Split a demangled, mangled or plain kernel name into its parts.
@@ -64,7 +79,7 @@ def split_name(name: str) -> NameParts:
         function, template, parameters = _split_mangled(name)
     else:
         function, template, parameters = _split_demangled(_UNNAMED.sub("", _UNNAMED_ARGUMENT.sub("<", name)))
-    return NameParts(function, template, parameters, " ".join(_WORD.findall(function)).lower())
+    return NameParts(function, template, parameters, _words(function))
 
 
 def _split_demangled(name: str) -> tuple[str, str, str]:

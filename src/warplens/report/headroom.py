@@ -128,8 +128,11 @@ def _unmodelled_ns(headroom: Headroom) -> int:
 
 def _rates(headroom: Headroom) -> Iterator[str]:
     seconds, rates = headroom.duration_ns / 1e9, headroom.rates
-    # Of a recommender these are clicks, of a model of molecules atoms.
-    amounts = [(rates.tokens, "tokens (look-ups in the largest embedding)"), (rates.images, "images")]
+    # Of a recommender these are clicks, of a model of molecules atoms; of a model of sound, spectrograms.
+    amounts = [
+        (rates.tokens, "tokens (look-ups in the largest embedding)"),
+        (rates.images, "images (inputs of the first convolution)"),
+    ]
     throughputs = [
         f"{fmt.count(round(amount / seconds))} {noun} per second" for amount, noun in amounts if amount and seconds
     ]

@@ -20,8 +20,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered
-from warplens.analysis.headroom.work import SOURCE, Pieces
-from warplens.analysis.roofs import roofs_of
+from warplens.analysis.headroom.work import IN_CACHE, MAX_RATE_FACTOR, SOURCE, Pieces, memory_rate
 from warplens.analysis.timeline import Timeline
 from warplens.profile.schema import Int64s, name_categories
 
@@ -66,8 +65,6 @@ _OF_WARPS: Final = r"softmax_warp_(?:forward|backward)<[^<>]*?, (?:\(int\))?(\d+
 #: Kernels with a row per block or warp: softmax and norms, whose rows are at least this wide.
 _ROW_WISE: Final = ("softmax", "normalization")
 _LEAST_WIDTH: Final = 32
-#: A rate above memory bandwidth by more than this factor cannot come from caches: then the name implies too much.
-_MAX_RATE_FACTOR: Final = 2.0
 
 
 def _number(text: pl.Expr, pattern: str) -> pl.Expr:
@@ -209,20 +206,14 @@ def _by_plausibility(timeline: Timeline, pieces: Pieces, unknown: pl.Expr) -> Pi
 
     Without a known GPU there is no limit. Work known from better sources than names is not doubted.
     """
-    rates = [roofs.peaks.bytes_per_s for device in timeline.trace.capture.devices if (roofs := roofs_of(device))]
-    max_rate = max((rate for rate in rates if rate), default=float("inf"))
     has_implied = (unknown & pl.col("implied").is_not_null()).fill_null(value=False)
     kinds = pieces.kinds.with_columns(has_implied.alias("believed"))
-    # Short kernels work in the caches.
-    large = (pl.col("implied") > float(_IN_CACHE)).fill_null(value=False)
+    large = (pl.col("implied") > float(IN_CACHE)).fill_null(value=False)
     doubtful = kinds.select(pl.col("believed") & pl.col("bytes").is_null() & large).to_series().to_numpy()
     suspects = np.flatnonzero(doubtful[pieces.kind])
     implied = kinds["implied"].fill_null(0).to_numpy()[pieces.kind[suspects]]
-    suspects = suspects[implied > pieces.rows["duration_ns"].to_numpy()[suspects] * (max_rate * _MAX_RATE_FACTOR / 1e9)]
+    could_move = pieces.rows["duration_ns"].to_numpy()[suspects] * (memory_rate(timeline) * MAX_RATE_FACTOR / 1e9)
+    suspects = suspects[implied > could_move]
     suspect_kinds, kind_index = numbered(pl.DataFrame({"kind": pieces.kind[suspects]}), ("kind",))
     implausible = kinds[suspect_kinds["kind"]].with_columns(pl.lit(value=False).alias("believed"))
     return _split(pieces._replace(kinds=kinds), suspects, implausible, kind_index)
-
-
-#: Bytes that fit into the L2 cache of current GPUs.
-_IN_CACHE: Final = 64 * 2**20

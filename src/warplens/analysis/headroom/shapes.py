@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -15,7 +17,7 @@ from warplens.analysis.roofs import ALIGNED, ITEM, Roofs, Task
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import ITEM_BYTES, Arguments, UnknownWorkError
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories, rows_named
 
 #: Products whose two operands are the second and third argument.
 _ADDED_PRODUCTS: Final = (
@@ -84,20 +86,69 @@ def largest_tensor(shapes: str | None) -> int:
     return max((math.prod(shape) for shape in tensors_of(shapes)), default=0)
 
 
+#: Operations that read an element at a place given by an index, those that read a part of a tensor, and those that read
+#: several elements for one.
+_GATHERING: Final = re.compile(r"(?<!unsafe_)index(?!_put)|gather|embedding|nll_loss")
+_TAKING_PARTS: Final = re.compile(r"slice|split|unbind|select|narrow")
+_OF_SEVERAL: Final = re.compile(r"pool|unsafe_index|slice|split|unbind|select|narrow")
+#: Gradients of activations read a gradient and a value.
+_OF_TWO: Final = re.compile(r"(threshold|elu|silu|tanh|sigmoid|swish|mish|softplus|dropout)_backward")
+#: Operations on a large tensor and on a number for each of its channels.
+_PER_CHANNEL: Final = re.compile(r"convolution(?!_backward)|batch_norm")
+#: Operations that write a tensor without reading one as large.
+_CREATING: Final = re.compile(
+    r"arange|full|zeros|ones|empty|fill|rand|bernoulli|eye|scalar_tensor|linspace|iota|expand|dense_backward|slice"
+    r"|select|scatter|put|pool|tri[lu]"
+)
+
+
 @lru_cache(maxsize=65_536)
-def bytes_of_all(shapes: str | None, types: str | None) -> int | None:
-    """Bytes of all recorded tensors: the traffic of a generated kernel, whose arguments are its inputs and outputs."""
-    listed = json.loads(types) if types else []
-    total = 0
-    for shape, type_ in zip(json.loads(shapes) if shapes else [], listed, strict=False):
-        if (
-            isinstance(shape, list)
-            and isinstance(type_, str)
-            and type_ in ITEM_BYTES
-            and all(isinstance(size, int) for size in shape)
-        ):
-            total += math.prod(shape) * ITEM_BYTES[type_]
-    return total or None
+def bytes_of_generated(
+    name: str, shapes: str | None, types: str | None, numbers: str | None
+) -> tuple[int | None, int | None]:
+    """Bytes that a kernel of Inductor moves: all of its arguments, which are its inputs and outputs, and at least.
+
+    Its numbers tell how many elements it passes over. Of a larger argument it may read a part: one element at each
+    place that an index gives, or several slices.
+
+    Args:
+        name: the kernel's, which lists its operations.
+        shapes: JSON list of the arguments' shapes.
+        types: the list of their types.
+        numbers: the list of their values, where they are numbers: sizes of the result and of what is reduced.
+    """
+    listed = zip(json.loads(shapes or "[]"), json.loads(types or "[]"), strict=False)
+    tensors = [(shape, type_) for shape, type_ in listed if type_ in ITEM_BYTES and isinstance(shape, list)]
+    tensors = [(shape, type_) for shape, type_ in tensors if all(isinstance(size, int) for size in shape)]
+    sizes = [(math.prod(shape), ITEM_BYTES[type_]) for shape, type_ in tensors]
+    total = sum(count * item for count, item in sizes)
+    passed = [int(text) for text in json.loads(numbers or "[]") if re.fullmatch(r"\d+", str(text))]
+    is_pointwise = name.startswith("triton_poi")
+    if not total or len(passed) < (1 if is_pointwise else 2):
+        return total or None, total or None
+    points = math.prod(passed)
+    if is_pointwise and not _CREATING.search(name):
+        total += _read_and_written(name, [shape for shape, _ in tensors], sizes, points)
+    places = points * max(1, sum(type_ in ("int", "long int") for _, type_ in tensors))
+    least = total - sum(max(0, count - places) * item for count, item in sizes)
+    if _GATHERING.search(name):
+        return total if _OF_SEVERAL.search(name) else least, least
+    return total, least if _TAKING_PARTS.search(name) else total
+
+
+def _read_and_written(name: str, shapes: list[list[int]], sizes: list[tuple[int, int]], points: int) -> int:
+    """Bytes of the argument that a pointwise kernel must both read and write; 0 where its arguments do not show it.
+
+    Its result is an argument of as many elements as it passes over. So is what it must read: its only argument, both
+    operands of an activation's gradient, or what has channels, where all others are vectors.
+    """
+    large = [points * item for count, item in sizes if count >= points]
+    others = [shape for shape, (count, _) in zip(shapes, sizes, strict=True) if count < points]
+    if others:
+        is_read = bool(_PER_CHANNEL.search(name)) and len(large) == 1 and all(len(shape) < 2 for shape in others)
+    else:
+        is_read = len(large) == 1 or (len(large) == 2 and bool(_OF_TWO.search(name)))
+    return min(large) if is_read else 0
 
 
 def first_shape(shapes: str | None) -> tuple[int, ...]:
@@ -140,8 +191,9 @@ def misaligned(
     return next((f"{name} = {int(sizes[name]):,} is not a multiple of {multiple}" for name in unsuitable), None)
 
 
-#: Convolutions of at most this many channels read images.
-_MOST_CHANNELS: Final = 4
+#: Channels of images: grey or coloured ones. Latents have four.
+_CHANNELS: Final = (1, 3)
+_IMAGE_DIMENSIONS: Final = 4
 #: Products of at most this many rows are bound by reading their weights: on an H200 below some 200 FLOPs per byte.
 _FEW_ROWS: Final = 64
 #: The weights set a floor where such products take at least this share of the products' time.
@@ -153,7 +205,8 @@ class Rates:
     """Throughput of a window; None where the shapes do not give it."""
 
     tokens: int | None = None  #: tokens looked up in the largest embedding of the forward pass
-    images: int | None = None  #: images read by convolutions of few channels in the forward pass
+    #: images that the first convolution of each step reads; None where a step may read some of them more than once
+    images: int | None = None
     weight_bytes: int | None = None  #: weights read by products of few rows, once per call (decoding)
     weights_ns: int | None = None  #: time to read them at the practical bandwidth
 
@@ -164,7 +217,9 @@ def rates_of(timeline: Timeline, window: Window, groups: pl.DataFrame, roofs: Ro
     time = None
     if weight_bytes and roofs is not None:
         time = roofs.large_ns(Task("elementwise", None, weight_bytes))
-    return Rates(_tokens(timeline, window), _images(groups), weight_bytes, None if time is None else round(time))
+    return Rates(
+        _tokens(timeline, window), _images(timeline, window), weight_bytes, None if time is None else round(time)
+    )
 
 
 def _tokens(timeline: Timeline, window: Window) -> int | None:
@@ -172,12 +227,7 @@ def _tokens(timeline: Timeline, window: Window) -> int | None:
     names = timeline.trace.ranges["name"]
     if not timeline.has_operators or "aten::embedding" not in name_categories(names):
         return None
-    tree, links = timeline.operators, timeline.autograd
-    is_forward_embedding = (names == "aten::embedding").to_numpy() & ~links.in_backward
-    label = np.where(is_forward_embedding, np.arange(1, names.len() + 1), 0)
-    embedding = np.r_[tree.forest.outermost_match(label), 0][timeline.places.operator[timeline.work_rows_in(window)]]
-    rows = np.unique(embedding[embedding > 0]) - 1
-    shapes = timeline.trace.operators.filter(pl.col("range").is_in(rows))["input_shapes"].cast(pl.String).to_list()
+    shapes, _ = _forward_operators(timeline, window, (names == "aten::embedding").to_numpy())
     indices_by_rows: dict[int, int] = {}
     for table, *indices in filter(None, map(tensors_of, shapes)):
         if indices:
@@ -185,12 +235,64 @@ def _tokens(timeline: Timeline, window: Window) -> int | None:
     return indices_by_rows[max(indices_by_rows)] if indices_by_rows else None
 
 
-def _images(groups: pl.DataFrame) -> int | None:
-    reading = (pl.col("category") == "convolution") & ~pl.col("name").str.contains("backward")
-    first = groups.filter(reading & pl.col("input_shapes").is_not_null() & (pl.col("recomputation_loss_ns") == 0))
-    inputs = ((first_shape(shapes), calls) for shapes, calls in first.select("input_shapes", "calls").rows())
-    read = sum(calls * shape[0] for shape, calls in inputs if len(shape) > 3 and shape[1] <= _MOST_CHANNELS)
-    return round(read) or None
+def _forward_operators(timeline: Timeline, window: Window, selected: Bools) -> tuple[list[str | None], Int64s]:
+    """Shapes of the outermost of these operators in the forward pass whose work begins in the window, and its begin."""
+    tree, inside = timeline.operators, np.zeros(timeline.work.height, dtype=np.bool_)
+    inside[timeline.work_rows_in(window)] = True
+    label = np.where(selected & ~timeline.autograd.in_backward, np.arange(1, len(selected) + 1), 0)
+    number = np.r_[tree.forest.outermost_match(label), 0][timeline.places.operator]
+    operators, first = np.unique(number, return_index=True)  # work is in order of its begin
+    operators, first = operators[inside[first]] - 1, first[inside[first]]
+    recorded = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
+    launching = pl.DataFrame({"range": operators}, schema={"range": recorded.schema["range"]})
+    shapes = launching.join(recorded, on="range", how="left", maintain_order="left")["input_shapes"]
+    return shapes.to_list(), timeline.work["start_ns"].to_numpy()[first]
+
+
+#: The two operands of a convolution over images.
+_Operands: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def _images(timeline: Timeline, window: Window) -> int | None:
+    """Images that the convolutions of few channels read in the window's steps, each once.
+
+    None where a step may read the same ones again (for several networks, crops, attacks), and where nothing is trained
+    and convolutions make such images: a sampler may read its own result.
+    """
+    if not timeline.has_operators or not window.steps:
+        return None
+    is_convolution = rows_named(
+        timeline.trace.ranges["name"], lambda text: re.match(r"aten::\w*conv(?!\w*backward)", text) is not None
+    )
+    shapes, begins = _forward_operators(timeline, window, is_convolution)
+    operands = [tuple(tensors_of(text)[:2]) for text in shapes]
+    over_images = [[len(shape) for shape in pair] == [_IMAGE_DIMENSIONS] * 2 for pair in operands]
+    _, step_begins, step_ends = window.step_edges
+    reading: list[list[_Operands]] = [
+        [operands[place] for place in np.flatnonzero((begins >= begin) & (begins < end)) if over_images[place]]
+        for begin, end in zip(step_begins, step_ends, strict=True)
+    ]
+    made = {weight[0] for step in reading for _, weight in step}
+    read = [[pair for pair in step if pair[0][1] in _CHANNELS and min(pair[0][2:]) > 1] for step in reading]
+    batches = [_batch(step) for step in read if step]
+    rows = timeline.places.operator[timeline.work_rows_in(window)]
+    trains = np.r_[timeline.autograd.in_backward, False][rows].any()
+    is_made = any(inputs[1] in made for step in read for inputs, _ in step)
+    # The begin of the first step may lie behind its first work.
+    if None in batches or len(batches) < max(1, len(window.steps) - 1) or (is_made and not trains):
+        return None
+    return round(sum(filter(None, batches)) / len(batches) * window.step_count)
+
+
+def _batch(convolutions: Sequence[_Operands]) -> int | None:
+    """Images that these convolutions of a step read; None where it may be more than one batch.
+
+    Different weights read the same images (parallel convolutions), or those of another sensor.
+    """
+    inputs = {images for images, _ in convolutions}
+    shown = {images[0] for images in inputs}
+    is_one_batch = len(set(convolutions)) == len(convolutions) and len(shown) == 1
+    return shown.pop() if is_one_batch and len({images[1] for images in inputs}) == len(inputs) else None
 
 
 def _weights(groups: pl.DataFrame) -> int | None:

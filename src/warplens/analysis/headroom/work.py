@@ -14,12 +14,12 @@ import polars as pl
 
 from warplens.analysis.categories import CLASSES, categories_of, class_table
 from warplens.analysis.frames import numbered
-from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
+from warplens.analysis.headroom.shapes import bytes_of_generated, largest_tensor
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
-from warplens.analysis.roofs import ITEM
+from warplens.analysis.roofs import ITEM, roofs_of
 from warplens.analysis.timebudget import TimeBudget, segments_of
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -298,7 +298,7 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
         ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
     )
     multiplies = pl.col("family").is_in(MATMUL_FAMILIES).fill_null(value=False)
-    with_work = _generated(pieces).with_columns(
+    with_work = _generated(timeline, pieces).with_columns(
         (pl.col("inside_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
         (pl.col("whole_ns") == pl.col("duration_ns")).alias("alone"),
         (multiplies & ~pl.col("tensor_cores") & ~pl.col("category").is_in(MATMUL_FAMILIES))
@@ -358,15 +358,42 @@ def _first_type() -> pl.Expr:
     )  # fmt: skip
 
 
-def _generated(pieces: pl.DataFrame) -> pl.DataFrame:
-    """Work of generated kernels: their arguments are inputs and outputs, each moved once."""
+#: Bytes that fit into the L2 cache of current GPUs: short kernels work in the caches.
+IN_CACHE: Final = 64 * 2**20
+#: A rate above memory bandwidth by more than this factor cannot come from caches: then too much work is implied.
+MAX_RATE_FACTOR: Final = 2.0
+
+
+def memory_rate(timeline: Timeline) -> float:
+    """Bytes a second of the fastest memory of the GPUs; infinite where none is known."""
+    rates = [roofs.peaks.bytes_per_s for device in timeline.trace.capture.devices if (roofs := roofs_of(device))]
+    return max((rate for rate in rates if rate), default=float("inf"))
+
+
+def _generated(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Work of generated kernels: their arguments are inputs and outputs, each moved once.
+
+    A kernel that is faster than the memory has read its large arguments in part. Where even that takes twice the
+    bandwidth, its work is not known.
+    """
     is_generated = pl.col("family").is_null() & pl.col("launched_by").str.contains(r"^triton_(poi|red|per)_")
-    generated = pieces.filter(is_generated).select("own_shapes", "own_types").unique()
-    moved = [bytes_of_all(*row) for row in generated.iter_rows()]
+    keys = ["launched_by", "own_shapes", "own_types", "own_numbers"]
+    recorded = timeline.trace.operators.select(
+        pl.col("range").alias("launcher"), pl.col("concrete_inputs").cast(pl.String).alias("own_numbers")
+    )
+    pieces = joined(pieces, recorded, "launcher")
+    generated = pieces.filter(is_generated).group_by(keys).agg(pl.col("duration_ns").median())
     if generated.is_empty():
-        return pieces
-    table = generated.with_columns(pl.Series("generated_bytes", moved, dtype=pl.Int64), own_bool=pl.lit(value=True))
-    with_bytes = pieces.join(table, on=["own_shapes", "own_types"], how="left", maintain_order="left", nulls_equal=True)
+        return pieces.drop("own_numbers")
+    moved = [bytes_of_generated(*row) for row in generated.select(keys).iter_rows()]
+    could_move = pl.col("duration_ns") * (memory_rate(timeline) / 1e9)
+    table = generated.hstack(pl.DataFrame(moved, {"whole": pl.Int64, "part": pl.Int64}, orient="row")).select(
+        *keys,
+        pl.when(pl.col("whole") <= pl.max_horizontal(could_move, IN_CACHE)).then("whole")
+        .when(pl.col("part") <= pl.max_horizontal(could_move * MAX_RATE_FACTOR, IN_CACHE)).then("part")
+        .alias("generated_bytes"),
+    )  # fmt: skip
+    with_bytes = pieces.join(table, on=keys, how="left", maintain_order="left", nulls_equal=True)
     has_bytes = is_generated & pl.col("generated_bytes").is_not_null()
     return with_bytes.with_columns(
         pl.when(has_bytes).then("category").otherwise("family").alias("family"),
@@ -374,4 +401,4 @@ def _generated(pieces: pl.DataFrame) -> pl.DataFrame:
         pl.when(has_bytes).then("own_types").otherwise("types").alias("types"),
         pl.when(has_bytes).then(0).otherwise("flops").alias("flops"),
         pl.when(has_bytes).then("generated_bytes").otherwise("bytes").alias("bytes"),
-    ).drop("generated_bytes", "own_bool")  # fmt: skip
+    ).drop("generated_bytes", "own_numbers")  # fmt: skip
