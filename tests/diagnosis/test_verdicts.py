@@ -167,6 +167,21 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
     assert found.findings[0].expected == pytest.approx(3.0, rel=0.15)
 
 
+def test_graphs_traced_as_a_whole_are_not_turns_of_a_loop_over_items() -> None:
+    machine = Machine()
+    for token in range(60):
+        if token % 20 == 0:  # prefill
+            machine.launch(300 * US, times=50)
+        machine.copy(1 * US, 4096, pinned=True)
+        machine.graph(2 * MS)
+        machine.item()
+        machine.think(400 * US)
+    found = judged(machine.trace())
+    assert all("looped_kernels_per_step" not in finding.evidence for finding in found.findings)
+    busy = found.coverage.busy_ns / found.coverage.wall_ns
+    assert all((finding.bound or finding.gain or 1.0) <= 1.05 / busy for finding in found.findings)
+
+
 def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> None:
     def step(machine: Machine) -> None:
         machine.launch(20 * US, times=20)
