@@ -182,6 +182,22 @@ def test_graphs_traced_as_a_whole_are_not_turns_of_a_loop_over_items() -> None:
     assert all((finding.bound or finding.gain or 1.0) <= 1.05 / busy for finding in found.findings)
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["copy", "copy and wait"])
+def test_a_read_back_to_pageable_memory_is_a_wait_with_and_without_another(waits: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(20):
+            machine.launch(100 * US)
+            machine.copy(1 * US, 8, "device-to-host", pinned=False)
+            if waits:
+                machine.wait()
+            machine.think(30 * US)
+
+    found = verdict(step)
+    assert found.verdict == "host-sync"
+    assert found.findings[0].severity != "info"
+    assert found.findings[0].evidence["waits_per_step"] == pytest.approx(20, abs=0.5)
+
+
 def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> None:
     def step(machine: Machine) -> None:
         machine.launch(20 * US, times=20)
