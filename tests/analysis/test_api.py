@@ -13,6 +13,7 @@ from warplens.analysis.api import (
     blocks_host,
     polls_device,
     synchronization_statistics,
+    waiting_calls,
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -107,6 +108,28 @@ def test_waits_synchronous_copies_and_copies_of_pageable_memory_hold_the_host():
         ("synchronous-copy", "cudaMemcpy", 1, 30),
         ("pageable-copy", "cudaMemcpyAsync", 1, 20),
     ]
+
+
+def test_a_copy_to_pageable_memory_is_a_wait_and_one_with_the_wait_behind_it():
+    calls = [
+        call(0, 20, "cudaMemcpyAsync", 1),
+        launch(30, 35, 2),
+        call(40, 60, "cudaMemcpyAsync", 3),
+        call(61, 70, "cudaStreamSynchronize", 4),
+        call(80, 90, "cudaMemcpyAsync", 5),
+        call(90, 99, "cudaMemcpyAsync", 6),
+    ]
+    copies = [
+        copy(10, 15, "device-to-host", correlation=1, destination="pageable"),
+        copy(50, 55, "device-to-host", correlation=3, destination="pageable"),
+        copy(85, 88, "device-to-host", correlation=5, destination="pinned"),
+        copy(91, 95, correlation=6, source="pageable"),
+    ]
+    recorded = trace(api=calls, copies=copies)
+
+    waits = waiting_calls(recorded.api_calls, recorded.copies)
+
+    assert waits["correlation"].to_list() == [1, 4]
 
 
 def test_a_copy_of_another_process_with_the_same_correlation_id_does_not_count():

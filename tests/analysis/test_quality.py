@@ -293,6 +293,22 @@ def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart():
     assert note.text.startswith("100.0 % of the GPU work begins before the call that launched it, by up to 0.0 µs")
 
 
+@pytest.mark.parametrize(("behind", "told"), [(4, "43.0 %"), (2, None)])
+def test_work_between_and_behind_the_steps_is_told_if_it_is_much_of_all(behind, told):
+    steps = [_step(number, forward=50, backward=0, optimizer=0) for number in range(4)]
+    starts = range(9_000, 9_000 + 100 * behind, 100)
+    calls = [launch(start, start + 2, start) for start in starts]
+    rest = Rows([kernel(start + 10, start + 60, GEMM, correlation=start) for start in starts], calls, [])
+    timeline = _training(*steps, rest)
+
+    texts = [note.text for note in quality_notes(timeline, timeline.window()) if note.code == "work-outside-steps"]
+
+    assert [text.partition(" of")[0] for text in texts] == [told] * (told is not None)
+    assert all("(4 of 4)" in text for text in texts)
+    asked_for = quality_notes(timeline, timeline.window("all"))
+    assert "work-outside-steps" not in [note.code for note in asked_for]
+
+
 def test_too_few_steps_have_no_spread():
     assert _codes(HEALTHY, _window(2, 3)) == ["few-steps"]
 

@@ -315,8 +315,11 @@ def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded():
 
 
 def _marked(steps: list[str], **full_names: str) -> StepSearch:
-    """A search in a program of these steps, each inside a range, with kernels of the letters (`-` is a fill)."""
-    kernels, calls, fills, ranges, time = [], [], [], [], 0
+    """A search in a program of these steps, each inside a range, with kernels of the letters.
+
+    `-` is a fill, `*` a CUDA graph traced as a whole.
+    """
+    kernels, calls, fills, graphs, ranges, time = [], [], [], [], [], 0
     for step in steps:
         begin = time
         for letter in step:
@@ -325,6 +328,8 @@ def _marked(steps: list[str], **full_names: str) -> StepSearch:
             at = {"start": time + 5 * US, "end": time + 15 * US, "correlation": number}
             if letter == "-":
                 fills.append(memset(**at))
+            elif letter == "*":
+                graphs.append(graph(**at))
             else:
                 kernels.append(kernel(**at, name=letter, full_name=full_names.get(letter)))
             time += 16 * US
@@ -334,7 +339,7 @@ def _marked(steps: list[str], **full_names: str) -> StepSearch:
             inside = begin + 16 * US * updates[0]
             ranges.append(nvtx(inside - US // 2, inside + 16 * US * len(updates) - US, "Optimizer.step#AdamW.step"))
         time += 2 * US
-    return _search(kernels=kernels, api=calls, memsets=fills, ranges=ranges)
+    return _search(kernels=kernels, api=calls, memsets=fills, graph_launches=graphs, ranges=ranges)
 
 
 _MICRO = "abcabc"
@@ -388,6 +393,17 @@ def test_steps_that_are_longer_in_a_regular_pattern_are_a_part_of_the_program():
 def test_two_longer_steps_are_a_cycle_only_if_what_they_do_in_addition_is_no_forward_pass(extra, cycle):
     steps = ["g" + _MICRO] * 3 + ["g" + _MICRO + extra * 20]
     assert _marked(steps * 2, g="ampere_sgemm_128x64_nn").cycle == cycle
+
+
+def test_steps_that_launch_what_others_replay_from_graphs_are_no_interruption():
+    # The tokens of three prompts, of which each has a prefill at an irregular place.
+    tokens, prefill = ["-*"], "-" + _MICRO * 5
+    search = _marked([*tokens * 9, prefill, *tokens * 4, prefill, *tokens * 7, prefill, *tokens * 2])
+    assert len(search.steady) == len(search.steps) == 25
+    assert "some do more than the others" in search.how
+    # An evaluation lies in a step that replays the graph, too.
+    search = _marked([*tokens * 9, "-*" + _MICRO * 5, *tokens * 4])
+    assert [step.index for step in search.steady] == [*range(1, 10)]
 
 
 def test_a_cycle_that_starts_cold_is_warm_up_compared_with_steps_of_its_kind():

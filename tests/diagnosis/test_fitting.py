@@ -16,6 +16,7 @@ from tests.diagnosis.programs import judged, record, verdict
 from warplens.diagnosis import Diagnosis, fitting, frameworks
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rules import RULES, rows
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.report.brief import brief
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -152,6 +153,22 @@ def test_tools_start_the_engine_that_runs_the_model(kernel: str, started: bool) 
     said = advice(verdict(step), "host-stall")
     assert ("vllm serve" in said) == started
     assert ("program.py" in said) != started
+
+
+def test_an_engine_plans_ahead_instead_of_loading_a_data_set() -> None:
+    def step(machine: Machine) -> None:
+        machine.think(4 * MS)
+        machine.copy(1 * US, 4_096, pinned=True)
+        machine.launch(2 * MS, "void vllm::rms_norm_kernel(int)")
+        machine.item()
+
+    found = verdict(step)
+    (stall,) = (finding for finding in found.findings if finding.id == "host-stall")
+    assert stall.title == HostStall.input_title
+    said = advice(found, "host-stall")
+    assert "--async-scheduling" in said
+    assert "DataLoader" not in said
+    assert "each epoch" not in said
 
 
 SORTED_BY_PYTORCH = "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy800, unsigned int>(int*)"

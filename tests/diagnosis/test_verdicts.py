@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -165,6 +166,82 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
     assert "all items at once" in found.findings[0].remedies[0].action
     # 100 launches of 30 µs are left of 300, without the profiler's part of each.
     assert found.findings[0].expected == pytest.approx(3.0, rel=0.15)
+
+
+def test_graphs_traced_as_a_whole_are_not_turns_of_a_loop_over_items() -> None:
+    machine = Machine()
+    for token in range(60):
+        if token % 20 == 0:  # prefill
+            machine.launch(300 * US, times=50)
+        machine.copy(1 * US, 4096, pinned=True)
+        machine.graph(2 * MS)
+        machine.item()
+        machine.think(400 * US)
+    found = judged(machine.trace())
+    assert all("looped_kernels_per_step" not in finding.evidence for finding in found.findings)
+    busy = found.coverage.busy_ns / found.coverage.wall_ns
+    assert all((finding.bound or finding.gain or 1.0) <= 1.05 / busy for finding in found.findings)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["copy", "copy and wait"])
+def test_a_read_back_to_pageable_memory_is_a_wait_with_and_without_another(waits: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(20):
+            machine.launch(100 * US)
+            machine.copy(1 * US, 8, "device-to-host", pinned=False)
+            if waits:
+                machine.wait()
+            machine.think(30 * US)
+
+    found = verdict(step)
+    assert found.verdict == "host-sync"
+    assert found.findings[0].severity != "info"
+    assert found.findings[0].evidence["waits_per_step"] == pytest.approx(20, abs=0.5)
+
+
+def _served(pauses: list[int], kernel: str = BF16_GEMM) -> Diagnosis:
+    """Requests of 8 ms of work, each behind one of these pauses."""
+    machine = Machine()
+    for pause in pauses:
+        machine.think(pause)
+        machine.copy(30 * US, 600_000, pinned=True)
+        machine.launch(160 * US, kernel, times=50)
+        machine.copy(1 * US, 4_000, "device-to-host", pinned=True)
+        machine.wait()
+    return judged(machine.trace())
+
+
+#: Times between requests that come at random, 32 ms in the mean, in no order.
+_AT_RANDOM = [int(-32 * MS * math.log(1 - (number * 29 % 48 + 0.5) / 48)) for number in range(48)]
+
+
+def test_irregular_pauses_before_the_next_input_may_be_those_of_a_server_without_requests() -> None:
+    found = _served(_AT_RANDOM)
+    stall = found.findings[0]
+    assert (stall.id, stall.title, stall.confidence) == ("host-stall", HostStall.waiting_title, "low")
+    assert stall.severity == "warning"
+    assert stall.remedies[0].action == "Record it under load"
+    assert stall.remedies[0].gain is None
+    assert "NumPy" not in "".join(remedy.how for remedy in stall.remedies)
+    assert "as in a server without requests" in found.headline
+    assert "waited for requests" in stall.refute
+
+
+@pytest.mark.parametrize(
+    ("pauses", "kernel"),
+    [
+        ([32 * MS] * 48, BF16_GEMM),
+        ([(24 + number * 29 % 16) * MS for number in range(48)], BF16_GEMM),
+        (_AT_RANDOM, "cutlass_wgrad_kernel"),
+    ],
+    ids=["equal", "about equal", "training"],
+)
+def test_pauses_of_about_the_same_length_and_those_of_training_are_work_of_the_host(
+    pauses: list[int], kernel: str
+) -> None:
+    stall = _served(pauses, kernel).findings[0]
+    assert (stall.id, stall.confidence) == ("host-stall", "high")
+    assert stall.title == HostStall.round_trip_title
 
 
 def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> None:

@@ -113,6 +113,25 @@ def blocks_host(name: str) -> bool:
     return kind == "sync" or (kind == "copy" and "Async" not in name and "Prefetch" not in name)
 
 
+def waiting_calls(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
+    """Those of these calls that block the host until the GPU is done, by name or as copies to pageable memory.
+
+    If another wait of the thread follows such a copy at once, both are one wait: PyTorch waits after each of them.
+
+    Args:
+        calls: by process, thread and start.
+        copies: `Trace.copies`.
+    """
+    key = ["process", "correlation"]
+    to_pageable = copies.filter(pl.col("destination_memory") == "pageable").select(key)
+    calls = calls.with_columns(
+        pl.int_range(pl.len()).alias("row"), pl.Series("waits", rows_named(calls["name"], blocks_host))
+    )
+    waits_next = pl.col("waits").shift(-1).over("process", "thread").fill_null(value=False)
+    staged = calls.filter((api_kinds(calls["name"]) == "copy") & ~waits_next).join(to_pageable, on=key, how="semi")
+    return calls.filter(pl.col("waits") | pl.col("row").is_in(staged["row"].implode())).drop("row", "waits")
+
+
 @lru_cache(maxsize=4096)
 def polls_device(name: str) -> bool:
     """Whether the function queries completion without waiting; a run of such calls is a busy wait."""

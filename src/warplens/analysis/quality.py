@@ -154,6 +154,9 @@ _STEPS_FOR_SPREAD: Final = 3
 #: lengths, evaluation in between, a recompilation).
 _SAME_KERNELS_SHARE: Final = 0.05
 
+#: Work between and behind the steady steps matters like theirs from this share of both on.
+_LEFT_OUT_SHARE: Final = 1 / 3
+
 #: Below this share of the busy time, hidden graph interiors change no ranking.
 _HIDDEN_SHARE: Final = 0.01
 
@@ -184,6 +187,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
         for check in (
             _aborted,
             _out_of_memory,
+            _outside_steps,
             _hidden_graphs,
             _launches,
             _ranges,
@@ -427,6 +431,28 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
         f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
         "Choose a window of equal steps",
     )
+
+
+def _outside_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    left_out = _left_out_share(timeline, window) if window.kind == "steady" else 0.0
+    if left_out > _LEFT_OUT_SHARE:
+        yield Note(
+            "work-outside-steps",
+            NoteLevel.WARNING,
+            f"{100 * left_out:.1f} % of the time in which the GPU works after the warm-up lies between or behind the "
+            f"window's steps ({len(window.steps):,} of {len(timeline.steps.steps):,}), and no number includes it.",
+            "Examine it, too: --window all, or a span such as --window 1s:2s",
+        )
+
+
+def _left_out_share(timeline: Timeline, window: Window) -> float:
+    """Share of the work that interrupts the steps or follows them in the time of that work and of the window's."""
+    left_out = [stretch for stretch in timeline.steps.left_out if stretch.what in ("interruption", "rest")]
+    if not left_out:
+        return 0.0
+    busy = union(*(timeline.busy(device) for device in timeline.work["device"].unique()))
+    outside = sum(total(clip(busy, stretch.start_ns, stretch.end_ns)) for stretch in left_out)
+    return outside / max(outside + total(clip(busy, window.start_ns, window.end_ns)), 1)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

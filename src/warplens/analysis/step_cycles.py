@@ -5,7 +5,9 @@ are no interruption, and n of them are what the program repeats: its cycle. A st
 
 * work of an optimizer begins in it, and in most of the others none does; or
 * it launches far more than most others and stands in a regular pattern: three times, or twice if what it launches in
-  addition holds no products, as a forward pass (an evaluation) would.
+  addition holds no products, as a forward pass (an evaluation) would; or
+* it launches its kernels one by one, as the prefill of a server, and all others replay CUDA graphs traced as a whole,
+  whose kernels are not counted.
 
 What runs inside ranges named after an evaluation is none of a cycle.
 """
@@ -112,6 +114,9 @@ def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, cand
         longer = oversized & (np.arange(len(counts)) >= skipped)
         if (period := _regular_distance(longer, least)) > 1:
             return Longer(longer, False, period)
+    graphs = _per_step(step, (work["kind"] == "graph").to_numpy(), len(counts))
+    if ((graphs == 0) == oversized).all():
+        return Longer(oversized, False, 1)
     return Longer.none(len(counts))
 
 

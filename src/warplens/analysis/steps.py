@@ -248,12 +248,11 @@ def _describe(
     if interrupting:
         parts.append(f"the longest stretch without interruption by {' and '.join(interrupting)}")
     if longer.steps.any():
-        which = f"every {_ordinal(longer.period)}" if longer.period > 1 else "not every one"
+        does = "updates the weights" if longer.updates else "does more than the others"
+        irregular = "not every one updates the weights" if longer.updates else "some do more than the others"
+        told = f"every {_ordinal(longer.period)} {does}" if longer.period > 1 else irregular
         whole = (bounds.first, bounds.stop) != (bounds.stretch_first, bounds.stretch_stop)
-        parts.append(
-            f"{which} {'updates the weights' if longer.updates else 'does more than the others'}"
-            + (", and only whole cycles count" if whole else "")
-        )
+        parts.append(told + (", and only whole cycles count" if whole else ""))
     parts += ["the last left out, because the pause after it was not recorded"] if bounds.complete < bounds.end else []
     lost = [_numbers(*part) for part in ((0, bounds.begin), (bounds.end, count)) if part[1] > part[0]]
     parts += [f"{' and '.join(lost)} left out, because their kernels were not recorded"] if lost else []

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host
+from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host, waiting_calls
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
 from warplens.analysis.hostpace import STALL_MAX_NS
@@ -41,7 +41,7 @@ class HostLoad:
     """The host's side of a window. Only threads that launch GPU work count."""
 
     launches: LaunchSummary  #: how the kernels were launched
-    waits: int  #: calls that blocked a thread until the GPU was done: synchronizations and synchronous copies
+    waits: int  #: calls that blocked a thread until the GPU was done (`warplens.analysis.api.waiting_calls`)
     #: of these waits, those that do not follow a copy of their thread: nothing is read or sent, the program just waits
     #: (`torch.cuda.synchronize()`)
     bare_waits: int
@@ -69,10 +69,10 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     calls = timeline.api_calls_in(window).select("start_ns", "end_ns", "process", "thread", "correlation", "name")
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
-    waits = calls.filter(pl.Series(rows_named(calls["name"], blocks_host))).join(
-        threads, on=["process", "thread"], how="semi"
-    )
     copies = timeline.copies_in(window)
+    own = calls.join(threads, on=["process", "thread"], how="semi")
+    own = own.sort("process", "thread", "start_ns", maintain_order=True)
+    waits = waiting_calls(own, timeline.trace.copies)
     small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
     reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
     waiting = _waiting(timeline, threads, work["device"].unique().sort().to_list())
@@ -80,7 +80,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     return HostLoad(
         launches=launch_summary(timeline, window),
         waits=waits.height,
-        bare_waits=_bare(calls.join(threads, on=["process", "thread"], how="semi")),
+        bare_waits=_bare(own),
         waited_ns=max((total(intervals) for intervals in clipped), default=0),
         waiting=waiting,
         blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
@@ -92,10 +92,9 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
 
 
 def _bare(calls: pl.DataFrame) -> int:
-    """How many synchronizing calls follow no copy of their thread."""
-    ordered = calls.sort("process", "thread", "start_ns", maintain_order=True)
-    kind = api_kinds(ordered["name"])
-    after_copy = pl.DataFrame({"process": ordered["process"], "thread": ordered["thread"], "copies": kind == "copy"})
+    """How many synchronizing calls, of these by process, thread and start, follow no copy of their thread."""
+    kind = api_kinds(calls["name"])
+    after_copy = calls.select("process", "thread", copies=kind == "copy")
     before = pl.col("copies").shift(1).over("process", "thread").fill_null(value=False)
     return int(((kind == "sync") & ~after_copy.select(before).to_series()).sum())
 

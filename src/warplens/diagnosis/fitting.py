@@ -32,7 +32,14 @@ _WITHOUT_HOST: Final = (
     "# no --enforce-eager; sglang: no --disable-cuda-graph"
 )
 
-#: Begin of an action → the code for it where an engine runs the model, whose loop and steps are not the user's.
+#: What takes the engine's own work on the host out of the way of the next pass.
+_PLANNED_AHEAD: Final = (
+    "vllm serve MODEL --async-scheduling  # plans the next pass during this one\n"
+    "# sglang: without --disable-overlap-schedule"
+)
+
+#: Begin of an action → the code for it where an engine runs the model, whose loop and steps are not the user's; empty
+#: if there is none.
 _IN_ENGINES: Final = {
     "Launch fewer kernels": _COMPILED_BY_ENGINE,
     "Compile the blocks": _COMPILED_BY_ENGINE,
@@ -40,8 +47,10 @@ _IN_ENGINES: Final = {
     "# (sglang: --max-running-requests, --chunked-prefill-size)",
     "Take the host out of these operators": _WITHOUT_HOST,
     "Reduce host work in the forward pass": _WITHOUT_HOST,
-    "Reduce host work between tokens": "vllm serve MODEL --async-scheduling  # plans the next pass during this one\n"
-    "# sglang: without --disable-overlap-schedule",
+    "Reduce host work between tokens": _PLANNED_AHEAD,
+    "Prepare the input while the GPU computes": _PLANNED_AHEAD,
+    "Prepare it once, or on the GPU": "",
+    "Prepare the next request while the GPU computes": _PLANNED_AHEAD,
     "Find out what the host does there": "py-spy record --gil --subprocesses -- vllm serve MODEL\n"
     "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true --trace-fork-before-exec=true vllm serve MODEL",
     "Record steps only": "# some seconds under load: POST /start_profile, then /stop_profile (vllm, sglang)\n"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.api import api_kinds, waiting_calls
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.frames import Spent, sum_by
 from warplens.analysis.intervals import Intervals, union
@@ -26,7 +26,7 @@ from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.copies import HOST_COPIES
 from warplens.diagnosis.structure import StructureRule
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Int64s, rows_named
+from warplens.profile.schema import Int64s
 
 #: Most places of a finding.
 _MOST: Final = 3
@@ -97,11 +97,13 @@ def _calls(facts: Facts, by: Located) -> pl.DataFrame:
         launched = timeline.work_in(window)["launch_start_ns"].drop_nulls().to_numpy()
         window = replace(window, start_ns=int(launched.min(initial=window.start_ns)))
     calls = timeline.api_calls_in(window)
+    if by != "waits":
+        calls = calls.filter(api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation"))
+    calls = calls.join(threads, on=["process", "thread"], how="semi")
     if by == "waits":
-        chosen = pl.Series(rows_named(calls["name"], blocks_host))
-    else:
-        chosen = api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation")
-    calls = calls.filter(chosen).join(threads, on=["process", "thread"], how="semi").sort("start_ns")
+        in_order = calls.sort("process", "thread", "start_ns", maintain_order=True)
+        calls = waiting_calls(in_order, timeline.trace.copies)
+    calls = calls.sort("start_ns")
     if by == "copies":
         over_link = timeline.trace.copies.filter(pl.col("direction").is_in(HOST_COPIES))
         return calls.join(over_link, on=["process", "correlation"], how="semi", maintain_order="left")

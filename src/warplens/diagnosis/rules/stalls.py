@@ -147,6 +147,19 @@ _ON_RESULTS: Final = Remedy(
     "# or hand them to another thread or process: y.to('cpu', non_blocking=True), an event, a queue",
 )
 
+#: For pauses in which a server may wait for requests.
+_UNDER_LOAD: Final = Remedy(
+    "Record it under load",
+    "# if it serves requests, these pauses may be the time without any, and nothing is slow:\n"
+    "# send as many at a time as it is meant to serve, and record some seconds of that",
+    "whether the pauses are the time between requests",
+)
+_REQUESTS: Final = Remedy(
+    "Prepare the next request while the GPU computes",
+    "# in another thread or process, up to the copy to the GPU; read results back in a third one\n"
+    "# requests that wait at the same time: as one batch",
+)
+
 _SEE: Final = Remedy(
     "Find out what the host does there",
     "py-spy record --gil -- python train.py\n"
@@ -185,6 +198,11 @@ class HostStall(Rule):
         "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step "
         "takes as long as before, that work was not the limit."
     )
+    waiting_title: ClassVar = "Before the next input the GPU has irregular pauses, as in a server without requests"
+    refutations: ClassVar = {
+        waiting_title: "Send more requests at a time: if the pauses go away, the program waited for requests, and the "
+        "host's work was not the limit."
+    }
 
     waiting = Limit(0.5, "A host that waits in most steps starts each step with an idle GPU.")
     mostly = Limit(0.5, "A remedy needs an activity of the host that takes most of the time of its pauses.")
@@ -214,10 +232,17 @@ class HostStall(Rule):
     results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, not data that the host works on.")
     input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
     round_trip_title: ClassVar = "Data are copied to the host, processed there, and copied back to the GPU"
+    uneven_ratio = Limit(
+        1.5,
+        "Requests come at random: of exponential pauses, those this much longer than the median one have seven tenths "
+        "of the time. Where the host works on data between two operations, they had a seventh at most.",
+    )
     results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
     between_title: ClassVar = "Between the steps the GPU gets no work"
     headlines: ClassVar = {
-        between_title: "Limited by pauses between the steps: for {share} of the time the GPU got no work there"
+        between_title: "Limited by pauses between the steps: for {share} of the time the GPU got no work there",
+        waiting_title: "Limited by irregular pauses before the next input: for {share} of the time the GPU had none, "
+        "as in a server without requests",
     }
     compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
@@ -275,6 +300,20 @@ class HostStall(Rule):
         copies = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
         after_read, before_send = _beside(facts, copies, pauses.at)
         return bool(pauses.ns[after_read | before_send].sum() >= self.mostly * pauses.total)
+
+    def _awaits_requests(self, facts: Facts, spent: Float64s) -> bool:
+        """Whether a program that does not train may wait for requests in most of this time.
+
+        It has then read the last results, and the pause ends with the next input. Such pauses are irregular, while host
+        work between them takes about as long each time.
+        """
+        rows = np.flatnonzero(spent)
+        after_read, before_send = _beside(facts, facts.copies, rows)
+        pauses = spent[rows][after_read & before_send]
+        if facts.trains or len(pauses) < self.least_round_trips:
+            return False
+        uneven = pauses > self.uneven_ratio * np.median(pauses)
+        return bool(pauses[uneven].sum() > self.mostly * spent.sum())
 
     def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
         """Title and remedy by the copies around most of these pauses; empty and None if most have none.
@@ -358,12 +397,16 @@ class HostStall(Rule):
         stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
         within = _open_ranges(facts, stalls)
         starting = self._is_starting(facts, stalls, claimed)
-        on_data = bool(claimed) and not starting and self._is_on_data(facts, claims)
+        loading = stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2
+        waiting = bool(claimed) and not (starting or loading) and self._awaits_requests(facts, spent.to_numpy())
+        on_data = bool(claimed) and not (starting or waiting) and self._is_on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         if copies > claimed:
             copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
         title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if claimed and not starting else ("", None)
+        if waiting:
+            title, own_remedy = self.waiting_title, _UNDER_LOAD
         avoidable = self._there_and_back(facts) if title == self.round_trip_title else None
         kept = self.handed_share if title == self.input_title else self.kept_share
         if avoidable is not None:
@@ -373,8 +416,10 @@ class HostStall(Rule):
         own_remedy = own_remedy or (_ON_DATA if on_data else None)
         apart, few = self._apart(facts, spent.to_numpy()), self._stalled_steps(facts, spent.to_numpy())
         unknown = _IN_OPERATORS if self._is_in_operators(facts, within, stalled_ns, apart) else _UNKNOWN_ACTIVITY
-        if claimed and not starting and stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
+        if claimed and not starting and loading:
             title, own_remedy, unknown = self.compiling_title, None, _COMPILING
+        elif waiting:
+            unknown = _REQUESTS
         without: Literal["pauses", "pinned", "round-trip"] = (
             "round-trip" if avoidable is not None else "pinned" if copies else "pauses"
         )
@@ -383,12 +428,12 @@ class HostStall(Rule):
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
             is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
-        return self.raised(
+        found = self.raised(
             facts,
             claimed,
             title=self.starting_title if starting else title,
             confidence="low"
-            if starting
+            if starting or waiting
             else "high"
             if facts.sure and few is None
             else "medium"
@@ -415,6 +460,9 @@ class HostStall(Rule):
             # Unknown host work may take many times as long in another run, as garbage collection does.
             bound_known=on_data or is_known,
         )
+        if waiting and found is not None and found.severity == "critical":
+            return replace(found, severity="warning")
+        return found
 
 
 def _beside(facts: Facts, copies: pl.DataFrame, pauses: Int64s | slice) -> tuple[Bools, Bools]:

@@ -68,8 +68,8 @@ class HostSync(Rule):
     raised_when = "it costs 2 %. Informational with 1.5 waits or fewer per step, if ranges mark the steps"
     claimed = (
         f"idle time from a wait to the next work; read-backs of up to {_SMALL_COPIES}, and loops around them without "
-        "matrix products, with their backward pass; the part of the launch pauses that a host without these waits "
-        "would hide"
+        "matrix products and graphs traced as a whole, with their backward pass; the part of the launch pauses that a "
+        "host without these waits would hide"
     )
     headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
     title = "The host waits until the GPU's queue is empty and then has to refill it"
@@ -192,7 +192,7 @@ class HostSync(Rule):
             return np.broadcast_to(0.0, len(checks))  # takes no memory
         share = np.zeros(len(checks))
         close = (np.diff(places) <= self.between) | self._selecting_turns(facts, places)
-        for parting in (program.in_order(program.products), program.breaks):
+        for parting in (program.in_order(self._products(facts)), program.breaks):
             close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
         edges = np.flatnonzero(np.r_[True, ~close])
         for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
@@ -200,6 +200,11 @@ class HostSync(Rule):
                 rows = order[places[first] : places[last - 1] + 1]
                 share[rows] = 1 - 1 / (last - first)
         return self._with_backward(facts, share)
+
+    def _products(self, facts: Facts) -> Bools:
+        """Matrix products, and CUDA graphs traced as a whole, which may hold some."""
+        products: Bools = facts.program.products | facts.program.having("kind", "graph")
+        return products
 
     def _selecting_turns(self, facts: Facts, places: Int64s) -> Bools:
         """Whether the work from each read-back to the next is a long turn of a loop that goes on with a part of it.
@@ -228,7 +233,7 @@ class HostSync(Rule):
         if not share.any() or not backward.any():
             return share
         looped = ones_at(facts, link_copies(facts, read_back=True)) * share > 0
-        names, products = program.names(), program.products
+        names, products = program.names(), self._products(facts)
         for rows in program.by_step():
             first = int(np.argmax(backward[rows]))
             items = int(looped[rows[:first]].sum())
