@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 #: Framework of a program, as far as its profile shows. `cuda` is C++: its own kernels have argument types in their
-#: names, unlike those compiled from Python, and there are no kernels of the other frameworks.
+#: names, unlike those compiled from Python, or are TensorRT's, and there are no kernels of the other frameworks.
 Framework: TypeAlias = Literal["pytorch", "jax", "cupy", "cuda"]
 
 #: Libraries whose kernels hardly run outside PyTorch programs, or that have their own options.
 _WITH_PYTORCH: Final = ("at-native", "triton", "vllm", "sglang", "tensorrt-llm", "fbgemm", "torchvision", "deepep")
 #: Libraries whose kernels a program of its own launches; PyTorch's copies are in a namespace of PyTorch.
 _OF_CPP: Final = frozenset({"cub", "thrust", "cufft"})
-_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|at_cuda_detail|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
+_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|at_cuda_detail|c10d?|caffe2)::|^triton_|\btorch")
 _PYTORCH_RANGE: Final = re.compile(
     r"^aten::|^ProfilerStep|\b[Tt]orch|CompiledFxGraph|^Optimizer\.step#|^autograd::|DataLoader"
 )
 _XLA_KERNEL: Final = re.compile(r"\bstream_executor::|\bxla::")
 _XLA_RANGE: Final = re.compile(r"^(?:XlaModule|Thunk|XlaPass|TSL):")
 _CUPY_KERNEL: Final = re.compile(r"^cupy_|\bcupy::")
+#: Kernels of TensorRT, which runs in C++ programs, and inside PyTorch ones beside its kernels or ranges.
+_TENSORRT_KERNEL: Final = re.compile(r"^__myl_|_trt$")
 
 #: Text that only occurs in code for PyTorch.
 _OF_PYTORCH: Final = re.compile(
@@ -301,6 +303,8 @@ def framework_of(facts: Facts) -> Framework | None:
         return "pytorch"
     if _any_named(names, _CUPY_KERNEL):
         return "cupy"
+    if _any_named(names, _TENSORRT_KERNEL):
+        return "cuda"
     texts = names.unique().cast(pl.String)
     kinds = ((classify(text).library, "(" in text) for text in texts if text is not None)
     own = (library in _OF_CPP or (library is None and has_signature) for library, has_signature in kinds)
