@@ -297,6 +297,30 @@ def test_a_pause_that_happens_once_is_told_with_its_step_and_decides_no_gain() -
     assert "not counted" not in found.headline
 
 
+@pytest.mark.parametrize(("paused", "recurs"), [((10, 20, 30), True), ((10, 17, 30), False)])
+def test_pauses_as_long_as_several_steps_recur_or_belong_to_no_step(paused: tuple[int, ...], recurs: bool) -> None:
+    machine = Machine()
+    for step in range(40):
+        if step in paused:
+            machine.think(60 * MS)
+        machine.copy(1 * MS, 8 << 20, pinned=False)
+        machine.launch(100 * US, times=10)
+        machine.launch(50 * US, "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>(int)")
+        machine.wait()
+    timeline = Timeline(machine.trace())
+    found = diagnose(timeline, timeline.window())
+    stall = found.finding("host-stall")
+    assert stall is not None
+    assert found.what_if is not None
+    assert (stall.title == HostStall.recurring_title) == recurs
+    assert (found.verdict == "host-stall") == recurs
+    # A recording of steps alone gains nothing, alone or together with remedies.
+    together = [change.findings for change in found.what_if.changes if len(change.findings) > 1]
+    assert bool(together) == recurs
+    assert all(remedy.gain is None for remedy in stall.remedies if remedy.action == "Record steps only")
+    assert "Record steps only" not in "\n".join(line.text for line in brief(found) if line.label == "also")
+
+
 def test_a_pause_in_one_of_few_steps_or_in_few_of_many_is_not_sure() -> None:
     one, two, every_fourth = (
         _pausing(*paused, steps=steps) for paused, steps in ({(3,): 4, (5, 25): 32, (4, 8, 12, 16): 16}).items()

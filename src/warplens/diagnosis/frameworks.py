@@ -208,7 +208,7 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "jax": "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
         "*": "# a thread that reads and converts the next input into pinned memory",
     },
-    "Process these data on the GPU": {"*": "# convert, count, compare and select there, and copy only the result back"},
+    "Process these data on the GPU": {"*": "# send them as they are; convert, count, compare and select there"},
     "Do this work where its data are": {"*": "# on the GPU, without copies to the host and back between two kernels"},
     "Work on these results on the GPU, or behind the loop": {
         "*": "# one number read back instead of an array; or hand them to another thread"
