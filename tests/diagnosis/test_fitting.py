@@ -212,6 +212,22 @@ def test_tensorrt_alone_is_no_pytorch(beside: str, in_pytorch: bool) -> None:
     assert ("cudaMallocHost" in said) != in_pytorch
 
 
+def test_input_is_prepared_ahead_before_its_work_moves_to_the_gpu() -> None:
+    def step(machine: Machine) -> None:
+        machine.think(30 * MS)
+        machine.copy(1 * MS, 8 << 20, pinned=False)
+        machine.launch(100 * US, "loop_add_fusion(float)", times=300)
+        machine.wait()
+
+    stall = verdict(step).finding("host-stall")
+    assert stall is not None
+    assert [remedy.action for remedy in stall.remedies[:2]] == [
+        "Prepare the input while the GPU computes",
+        "Process these data on the GPU",
+    ]
+    assert "result back" not in stall.remedies[1].how
+
+
 def test_every_counterpart_belongs_to_a_remedy_and_has_no_word_of_pytorch() -> None:
     rules = Path(frameworks.__file__).with_name("rules")
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(rules.glob("*.py")))

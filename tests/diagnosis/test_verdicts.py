@@ -421,6 +421,21 @@ def test_remedies_for_copies_in_one_direction_leave_those_in_the_other(fetched_b
     assert finding.expected <= 2.1
 
 
+def test_pinned_copies_in_both_directions_belong_on_streams_of_their_own() -> None:
+    """4 ms of input, 3 ms of work, 4 ms of results: with streams, the input of one step hides the rest of others."""
+
+    def step(machine: Machine) -> None:
+        machine.copy(4 * MS, 100_000_000, pinned=True)
+        machine.launch(3 * MS)
+        machine.copy(4 * MS, 100_000_000, "device-to-host", pinned=True)
+        machine.wait()
+
+    finding = verdict(step).finding("blocking-copy")
+    assert finding is not None
+    assert finding.remedies[0].action == "Copy in both directions while the GPU computes"
+    assert finding.expected == pytest.approx(11 / 4, rel=0.05)
+
+
 def test_small_pieces_that_are_sent_one_by_one_belong_into_one_copy() -> None:
     found = verdict(programs.pieces_sent_one_by_one)
     first = found.findings[0]

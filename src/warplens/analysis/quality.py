@@ -482,8 +482,8 @@ def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
             "shared-gpu",
             NoteLevel.WARNING,
             f"Kernels of {len(parts)} processes run on GPU {gpu.device}, in turn or at the same time (time slicing, "
-            f"MPS): of the window, {', '.join(parts)}; at the same time for {100 * gpu.together_share:.1f} %. They slow "
-            "each other down, times of kernels may include those of the others, and no change is predicted.",
+            f"MPS): of the window, {', '.join(parts)}; at the same time for {100 * gpu.together_share:.1f} %. They "
+            "slow each other down, times of kernels may include those of the others, and no change is predicted.",
             "Record one process alone. If each has its own GPU (CUDA_VISIBLE_DEVICES), record them one by one",
         )
 

@@ -76,6 +76,54 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
     },
+    "Copy in both directions while": {
+        "jax": (
+            "Copy in both directions while the GPU computes",
+            "coming = jax.device_put(next_batch); result.copy_to_host_async()\n"
+            "# np.asarray(result) when the next step has been started",
+        ),
+        "cupy": (
+            "Copy in both directions while the GPU computes",
+            "with sending: coming.set(pinned)  # sending = cupy.cuda.Stream(non_blocking=True)\n"
+            "compute.wait_event(sending.record())  # before use\n"
+            "fetching.wait_event(compute.record()); result.get(stream=fetching, out=kept, blocking=False)\n"
+            "# two or three buffers of each in turn",
+        ),
+        "*": (
+            "Copy in both directions while the GPU computes",
+            "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, sending);  // streams of their own\n"
+            "cudaEventRecord(sent, sending); cudaStreamWaitEvent(compute, sent);  // before use\n"
+            "cudaEventRecord(done, compute); cudaStreamWaitEvent(fetching, done);\n"
+            "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, fetching);\n"
+            "// two or three buffers of each in turn: one chunk's input, another's work, a third's results at a time",
+        ),
+    },
+    "Copy these results while": {
+        "jax": (
+            "Copy these results while the next step is computed",
+            "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
+        ),
+        "cupy": (
+            "Copy these results while the next input is computed",
+            "fetching.wait_event(compute.record()); result.get(stream=fetching, out=kept, blocking=False)\n"
+            "# read `kept` after fetching.synchronize(), before the next copy into it: two buffers in turn",
+        ),
+        "*": (
+            "Copy these results while the next input is computed",
+            "cudaEventRecord(done, compute); cudaStreamWaitEvent(fetching, done);  // a stream of its own\n"
+            "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, fetching);  // into pinned memory\n"
+            "// two buffers in turn",
+        ),
+    },
+    "Copy to pinned memory, without blocking": {
+        "jax": "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
+        "cupy": "kept = cupyx.empty_pinned(shape, dtype)  # once\n"
+        "result.get(stream=stream, out=kept, blocking=False); done = stream.record()\n"
+        "# read `kept` after done.synchronize(), when the next input has been launched",
+        "*": "cudaMallocHost(&kept, bytes);  // once\n"
+        "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
+        "// read `kept` after cudaEventSynchronize(done), when the next input has been launched",
+    },
     "Copy ahead what memory has no room for": {
         "jax": "coming = jax.device_put(data)  # before what runs now has ended",
         "cupy": "with copies: coming.set(pinned)  # copies = cupy.cuda.Stream(non_blocking=True)\n"

@@ -230,22 +230,21 @@ class HostStall(Rule):
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation, evaluation or a checkpoint.")
 
     def _apart_from_steps(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> Literal["once", "recurs", ""]:
-        """Whether most of the claimed time is in pauses that no step has, and these recur; only if no range marks steps.
+        """Whether pauses outside any step claim most of the time, and recur; not if ranges mark the steps.
 
-        Pauses recur if several steps have one, always the same number of steps apart.
+        They recur if several steps have one, always the same number of steps apart.
         """
         if facts.timeline.steps.source == "range" and facts.window.steps:
             return ""
         length, loads = (stalls["end_ns"] - stalls["start_ns"]).to_numpy(), _loads(facts, stalls)
         _, begins, ends = facts.window.step_edges
-        long = (
-            length > self.steps_long * float(np.median(ends - begins)) if len(begins) else np.zeros(len(loads), np.bool_)
-        )
+        long = length > (self.steps_long * float(np.median(ends - begins)) if len(begins) else np.inf)
         if int(length[loads | long].sum()) <= claimed_ns / 2:
             return ""
-        at = np.unique(np.searchsorted(begins, stalls["start_ns"].to_numpy()[long & ~loads], side="right"))
+        long &= ~loads
+        at = np.unique(np.searchsorted(begins, stalls["start_ns"].to_numpy()[long], side="right"))
         recurs = len(at) >= MIN_REPEATS and int(np.ptp(np.diff(at))) == 0
-        return "recurs" if recurs and int(length[long & ~loads].sum()) > claimed_ns / 2 else "once"
+        return "recurs" if recurs and int(length[long].sum()) > claimed_ns / 2 else "once"
 
     def _apart(self, facts: Facts, spent: Float64s) -> float | None:
         """Share of their time in pauses far longer than a launch takes, if that is most of it; else None."""
