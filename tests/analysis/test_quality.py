@@ -17,6 +17,7 @@ from tests.analysis.builders import (
     trace,
 )
 from warplens.analysis.quality import aborted_steps, quality_notes
+from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.profile import Note, NoteLevel
@@ -351,11 +352,29 @@ def test_several_gpus_are_told():
     assert _codes(_training(*steps), _window(1, 2, 3)) == ["several-devices"]
 
 
-@pytest.mark.parametrize(("process", "begin", "shared"), [(2, 0, True), (2, 1_000, False), (1, 0, False)])
-def test_processes_that_share_a_gpu_are_told(process, begin, shared):
+@pytest.mark.parametrize(
+    ("process", "begin", "told"),
+    [
+        (2, 0, "process 1 for 90.0 %, process 2 for 50.0 %; at the same time for 45.0 %"),
+        (2, 400, "process 1 for 90.0 %, process 2 for 50.0 %; at the same time for 40.0 %"),
+        (2, 1_000, None),
+        (1, 0, None),
+    ],
+)
+def test_processes_that_share_a_gpu_are_told(process, begin, told):
     other = kernel(begin, begin + 500, "k", process=process, stream=8)
-    found = Timeline(trace([kernel(0, 1_000, "k", process=1), other]))
+    found = Timeline(trace([kernel(0, 450, "k", process=1), kernel(550, 1_000, "k", process=1), other]))
     notes = [note for note in quality_notes(found, found.window("all")) if note.code == "shared-gpu"]
-    assert [
-        note.text.startswith("Kernels of 2 processes run on GPU 0 at the same time, for 50.0 %") for note in notes
-    ] == ([True] if shared else [])
+    assert [told in note.text for note in notes] == ([True] if told else [])
+
+
+@pytest.mark.parametrize("second", [1, 2])
+def test_no_change_is_predicted_on_a_gpu_that_processes_use_in_turn(second):
+    times = [(time, second if time % 2_000 else 1) for time in range(1_000, 21_000, 1_000)]
+    calls = [launch(time - 90, time - 80, time, process=process) for time, process in times]
+    kernels = [kernel(time, time + 900, "k", correlation=time, process=process) for time, process in times]
+    found = Timeline(trace(kernels, calls))
+    notes = [note.text for note in quality_notes(found, found.window("all")) if note.code == "shared-gpu"]
+    told = "process 1 for 45.0 %, process 2 for 45.0 %; at the same time for 0.0 %"
+    assert [told in text for text in notes] == [True] * (second - 1)
+    assert (recorded_schedule(found, found.window("all")) is None) == (second == 2)

@@ -241,7 +241,7 @@ def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_
     assert (search.steady[-1].index, len(search.steps)) == (8, 11)
     assert "the longest stretch without interruption by evaluation or other work" in search.how
     told = [(each.what, each.launches) for each in search.left_out]
-    assert told == [("start-up", 3), ("compilation", 6), ("interruption", 48), ("rest", 2)]
+    assert told == [("start-up", 3), ("compilation", 6), ("interruption", 36), ("other steps", 12), ("rest", 2)]
 
 
 def test_what_was_launched_before_the_recording_began_keeps_its_place():
@@ -421,6 +421,26 @@ def test_an_evaluation_inside_a_step_interrupts_cycles_too():
     assert "the longest stretch without interruption by evaluation or other work" in search.how
 
 
+def test_only_what_lies_between_the_steps_interrupts_them_and_is_named_with_its_share():
+    kernels, calls = _program(("abcd " * 3 + "vw" * 6 + " ") * 2 + "abcd " * 4)
+    ranges, place = [], 0
+    for name, launches in [*([("step", 4)] * 3 + [("evaluate", 12)]) * 2, *[("step", 4)] * 4]:
+        first, last = kernels[place], kernels[place + launches - 1]
+        ranges.append(nvtx(first["start_ns"] - 6 * US, last["end_ns"] + US, name))
+        place += launches
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert [step.index for step in search.steady] == [7, 8, 9, 10]
+    between = [("other steps", 12), ("interruption", 12)]
+    assert [(each.what, each.launches) for each in search.left_out] == between * 2
+    told = search.interruptions
+    assert told is not None
+    assert (told.count, told.names) == (2, ("evaluate",))
+    assert told.time_ns == sum(each.end_ns - each.start_ns for each in search.left_out[1::2])
+    assert told.share == pytest.approx(told.time_ns / (search.steps[-1].end_ns - search.steps[0].start_ns))
+    assert told.told.startswith("2 interruptions of the steps (evaluate) are not counted: ")
+    assert _marked(["abcd"] * 10).interruptions is None
+
+
 def _paused(pauses: dict[float, int], steps: int = 8) -> StepSearch:
     """Steps of 48 µs, with these pauses in µs inside of steps; one number and a half is between it and the next."""
     kernels, calls, ranges, time = [], [], [], 0
@@ -445,7 +465,7 @@ def test_a_pause_that_happens_once_is_no_property_of_a_step():
     assert (pause.step, pause.inside, pause.idle_ns, pause.others) == (4, True, 9_000 * US, 7)
     # Of the time from one step to the next, 50 µs, the GPU works for 30.
     assert pause.busy_share == pytest.approx(0.6, rel=0.01)
-    assert [(each.what, each.launches) for each in search.left_out] == [("interruption", 12)]
+    assert [(each.what, each.launches) for each in search.left_out] == [("other steps", 9), ("interruption", 3)]
 
 
 def test_a_pause_between_two_steps_leaves_both_of_them():

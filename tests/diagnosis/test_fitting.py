@@ -22,6 +22,11 @@ from warplens.report.brief import brief
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
 FUSION = "loop_add_fusion"
+MYELIN = "__myl_AddMulSumDivSqrt_0x5d2b1a6c"
+TENSORRT = (
+    "sm80_xmma_fprop_implicit_gemm_indexed_f16f16_f16f16_f16_nhwckrsc_nhwc_tilesize128x128x32_stage4_warpsize2x2x1_g1"
+    "_tensor16x8x16_kernel_trt"
+)
 
 
 def advice(found: Diagnosis, id_: str) -> str:
@@ -209,6 +214,35 @@ def test_one_kernel_of_pytorch_shows_that_a_program_uses_it() -> None:
         machine.launch(3 * US, ADD)
 
     assert "torch.cuda.CUDAGraph" in advice(verdict(step), "launch-overhead")
+
+
+@pytest.mark.parametrize(("beside", "in_pytorch"), [(MYELIN, False), (ADD, True)])
+def test_tensorrt_alone_is_no_pytorch(beside: str, in_pytorch: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(2 * MS, 12 << 20, pinned=False)
+        machine.launch(50 * US, TENSORRT, times=20)
+        machine.launch(10 * US, beside)
+        machine.wait()
+
+    said = advice(verdict(step), "blocking-copy")
+    assert ("DataLoader" in said) == in_pytorch
+    assert ("cudaMallocHost" in said) != in_pytorch
+
+
+def test_input_is_prepared_ahead_before_its_work_moves_to_the_gpu() -> None:
+    def step(machine: Machine) -> None:
+        machine.think(30 * MS)
+        machine.copy(1 * MS, 8 << 20, pinned=False)
+        machine.launch(100 * US, "loop_add_fusion(float)", times=300)
+        machine.wait()
+
+    stall = verdict(step).finding("host-stall")
+    assert stall is not None
+    assert [remedy.action for remedy in stall.remedies[:2]] == [
+        "Prepare the input while the GPU computes",
+        "Process these data on the GPU",
+    ]
+    assert "result back" not in stall.remedies[1].how
 
 
 def test_every_counterpart_belongs_to_a_remedy_and_has_no_word_of_pytorch() -> None:

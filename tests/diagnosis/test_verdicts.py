@@ -374,6 +374,30 @@ def test_a_pause_that_happens_once_is_told_with_its_step_and_decides_no_gain() -
     assert "not counted" not in found.headline
 
 
+@pytest.mark.parametrize(("paused", "recurs"), [((10, 20, 30), True), ((10, 17, 30), False)])
+def test_pauses_as_long_as_several_steps_recur_or_belong_to_no_step(paused: tuple[int, ...], recurs: bool) -> None:
+    machine = Machine()
+    for step in range(40):
+        if step in paused:
+            machine.think(60 * MS)
+        machine.copy(1 * MS, 8 << 20, pinned=False)
+        machine.launch(100 * US, times=10)
+        machine.launch(50 * US, "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>(int)")
+        machine.wait()
+    timeline = Timeline(machine.trace())
+    found = diagnose(timeline, timeline.window())
+    stall = found.finding("host-stall")
+    assert stall is not None
+    assert found.what_if is not None
+    assert (stall.title == HostStall.recurring_title) == recurs
+    assert (found.verdict == "host-stall") == recurs
+    # A recording of steps alone gains nothing, alone or together with remedies.
+    together = [change.findings for change in found.what_if.changes if len(change.findings) > 1]
+    assert bool(together) == recurs
+    assert all(remedy.gain is None for remedy in stall.remedies if remedy.action == "Record steps only")
+    assert "Record steps only" not in "\n".join(line.text for line in brief(found) if line.label == "also")
+
+
 def test_a_pause_in_one_of_few_steps_or_in_few_of_many_is_not_sure() -> None:
     one, two, every_fourth = (
         _pausing(*paused, steps=steps) for paused, steps in ({(3,): 4, (5, 25): 32, (4, 8, 12, 16): 16}).items()
@@ -472,6 +496,21 @@ def test_remedies_for_copies_in_one_direction_leave_those_in_the_other(fetched_b
     assert gains["Copy these results while the next batch is computed"] == pytest.approx(12 / 6, rel=0.05)
     assert gains["If every step sends the same data, keep them on the GPU"] == pytest.approx(12 / 7, rel=0.05)
     assert finding.expected <= 2.1
+
+
+def test_pinned_copies_in_both_directions_belong_on_streams_of_their_own() -> None:
+    """4 ms of input, 3 ms of work, 4 ms of results: with streams, the input of one step hides the rest of others."""
+
+    def step(machine: Machine) -> None:
+        machine.copy(4 * MS, 100_000_000, pinned=True)
+        machine.launch(3 * MS)
+        machine.copy(4 * MS, 100_000_000, "device-to-host", pinned=True)
+        machine.wait()
+
+    finding = verdict(step).finding("blocking-copy")
+    assert finding is not None
+    assert finding.remedies[0].action == "Copy in both directions while the GPU computes"
+    assert finding.expected == pytest.approx(11 / 4, rel=0.05)
 
 
 def test_small_pieces_that_are_sent_one_by_one_belong_into_one_copy() -> None:

@@ -366,7 +366,8 @@ def predictions(
     """The modelled step time under each change that would make the window faster, the fastest first.
 
     Where several processes or devices worked, predictions are about the one with the most work. There are none without
-    API calls, for a single range, or where the replay of the unchanged schedule is more than a quarter off.
+    API calls, for a single range, on a GPU that several processes use, or where the replay of the unchanged schedule is
+    more than a quarter off.
 
     Args:
         step_ns: duration of a step without a profiler, where it was timed; predictions are then about the program

@@ -12,10 +12,11 @@ import polars as pl
 from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import once
-from warplens.analysis.intervals import Intervals, clip, intersection, total, union
+from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
+from warplens.analysis.sharing import shared_gpus
 from warplens.analysis.streams import graph_summary
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -167,9 +168,6 @@ _OVERHEAD_SHARE: Final = 0.05
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
-#: From this share of the window on, kernels of several processes at a time are no handing over from one to the next.
-_SHARED_SHARE: Final = 0.01
-
 #: From this share of the GPU time on, products that are faster than the GPU can be are no oddity of a few kernels.
 _BEYOND_PEAK_SHARE: Final = 0.05
 
@@ -188,6 +186,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _aborted,
             _out_of_memory,
             _outside_steps,
+            _shared,
             _hidden_graphs,
             _launches,
             _ranges,
@@ -195,7 +194,6 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _steps,
             _profiler,
             _contents,
-            _shared,
             _beyond_peak,
         ):
             found.extend(check(timeline, window))
@@ -504,25 +502,16 @@ def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
-    work = timeline.work_in(window).select("kind", "device", "process", "start_ns", "end_ns")
-    if work["process"].n_unique() < 2:
-        return
-    for (device,), kernels in work.filter(pl.col("kind") == "kernel").group_by("device", maintain_order=True):
-        busy = both = Intervals.none()
-        for _, own in kernels.group_by("process", maintain_order=True):
-            running = union(Intervals.of(own))
-            both = union(both, intersection(busy, running))
-            busy = union(busy, running)
-        share = total(clip(both, window.start_ns, window.end_ns)) / max(window.duration_ns, 1)
-        if share > _SHARED_SHARE:
-            yield Note(
-                "shared-gpu",
-                NoteLevel.WARNING,
-                f"Kernels of {kernels['process'].n_unique()} processes run on GPU {device} at the same time, for "
-                f"{100 * share:.1f} % of the window: the processes share it (MPS, time slicing), and times of kernels "
-                "include those of the others.",
-                "Record one process alone. If each has its own GPU (CUDA_VISIBLE_DEVICES), record them one by one",
-            )
+    for gpu in shared_gpus(timeline, window):
+        parts = [f"process {process} for {100 * share:.1f} %" for process, share in gpu.share_by_process.items()]
+        yield Note(
+            "shared-gpu",
+            NoteLevel.WARNING,
+            f"Kernels of {len(parts)} processes run on GPU {gpu.device}, in turn or at the same time (time slicing, "
+            f"MPS): of the window, {', '.join(parts)}; at the same time for {100 * gpu.together_share:.1f} %. They "
+            "slow each other down, times of kernels may include those of the others, and no change is predicted.",
+            "Record one process alone. If each has its own GPU (CUDA_VISIBLE_DEVICES), record them one by one",
+        )
 
 
 def _beyond_peak(timeline: Timeline, window: Window) -> Iterator[Note]:

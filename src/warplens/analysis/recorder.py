@@ -35,6 +35,7 @@ from warplens.analysis.replay import (
     RecordedSchedule,
     Schedule,
 )
+from warplens.analysis.sharing import shared_gpus
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, rows_named
@@ -68,7 +69,8 @@ _MIN_KNOWN_SHARE: Final = 0.95
 def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | None:
     """The window's schedule, of the process and device with the most work; None where the profile does not show it.
 
-    It needs API calls and work, and a window that is not limited to one range.
+    It needs API calls and work, a window that is not limited to one range, and a GPU that no other process uses: when
+    that one's work runs does not follow from this schedule.
     """
     if window.range_name is not None:
         return None
@@ -77,6 +79,8 @@ def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | 
         return None
     busy = work.group_by("process", "device").agg(duration_ns().sum().alias("busy"))
     process, device = busy.sort(["busy", "process", "device"], descending=[True, False, False]).row(0)[:2]
+    if any(gpu.device == device for gpu in shared_gpus(timeline, window)):
+        return None
     of_busiest = (pl.col("process") == process) & (pl.col("device") == device)
     host = HostCalls.of(timeline, process)
     if not len(host.outermost.starts):

@@ -24,21 +24,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.repetition import ALIKE_TOLERANCE, MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Rhythm, StepCandidates, steps_from_sequence
 from warplens.analysis.step_cycles import FAR_MORE, Longer, longer_by_design
 from warplens.analysis.step_ranges import steps_from_ranges, steps_of_xla, steps_on_host
-from warplens.analysis.trees import RangeForest
-from warplens.analysis.window import (
-    Step,
-)
+from warplens.analysis.trees import RangeForest, is_operator
+from warplens.analysis.window import Step, unnumbered_name
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.columns import column, table
@@ -82,8 +81,9 @@ LEFT_OUT: Final = table(
     "A stretch of the recording that is no steady step and has GPU work, in time order. `warplens steps`.",
     "what start_ns end_ns duration_ns launches",
     what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint, a "
-    "pause that happens once), `part of a cycle` (of steps that do more in turn), `not recorded` (steps whose kernels "
-    "were lost), `last step` (the pause after it was not recorded) or `rest`",
+    "pause that happens once), `other steps` (before or behind an interruption), `part of a cycle` (of steps that do "
+    "more in turn), `not recorded` (steps whose kernels were lost), `last step` (the pause after it was not recorded) "
+    "or `rest`",
     launches="pieces of work that began in it",
 )
 
@@ -125,6 +125,26 @@ class LonePause:
 
 
 @dataclass(frozen=True)
+class Interruptions:
+    """Other work between the steps, such as evaluations and checkpoints, which the steady steps leave out."""
+
+    count: int
+    time_ns: int  #: their time; of a step with other work inside, the time beyond that of other steps
+    share: float  #: of the time from the first to the last step without warm-up
+    names: tuple[str, ...]  #: of the program's ranges that take most of that time; empty if none do
+
+    @property
+    def told(self) -> str:
+        """A sentence: that they are left out, and their share of the time."""
+        which = f" ({', '.join(self.names)})" if self.names else ", such as evaluations or checkpoints,"
+        number = "1 interruption" if self.count == 1 else f"{self.count:,} interruptions"
+        return (
+            f"{number} of the steps{which} {'is' if self.count == 1 else 'are'} not counted: "
+            f"{100 * self.share:.1f} % of the time from the first to the last step."
+        )
+
+
+@dataclass(frozen=True)
 class StepSearch:
     """Result of the search for steps."""
 
@@ -143,6 +163,7 @@ class StepSearch:
     unrecorded: tuple[Step, ...] = ()  #: steps without kernels, or with few, because these were not recorded
     without_work: int = 0  #: further ranges of the steps' name that hold no GPU work
     pauses: tuple[LonePause, ...] = ()  #: those that happen once and are left out, the longest first
+    interruptions: Interruptions | None = None  #: if they take a part of the time that matters
 
     @property
     def confidence(self) -> Confidence | None:
@@ -194,7 +215,8 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         warmup = 0
     cut = end == len(steps) and end - begin - warmup > 1 and _ends_unseen(recorded, warmup)
     launch_starts = np.sort(work["start_ns"].to_numpy())
-    stretch = uninterrupted = _longest_stretch(recorded, launch_starts, warmup, end - begin - cut, longer)
+    stretch, interrupted = _longest_stretch(recorded, launch_starts, warmup, end - begin - cut, longer)
+    uninterrupted = stretch
     chosen = next(rhythm for rhythm in candidates.rhythms if rhythm.chosen)
     pauses: tuple[LonePause, ...] = ()
     if work.height and chosen.confidence != "low":  # parts of a step pause where the step ends
@@ -208,7 +230,10 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     how += "; they may be parts of a step" if chosen.confidence == "low" else ""
     if not work.height:
         how += ", on the host alone: no GPU work was recorded"
-    outside = tuple(_left_out(trace, steps, bounds, launch_starts))
+    told = _told_interruptions(trace.ranges, recorded, interrupted, warmup, end - begin - cut)
+    paused = [pause.step - 1 - begin for pause in pauses if pause.inside]
+    interrupted = union(interrupted, Intervals(recorded.starts[paused], recorded.ends[paused]))
+    outside = tuple(_left_out(trace, steps, bounds, launch_starts, interrupted))
     return StepSearch(
         steps,
         steps[bounds.first : bounds.stop],
@@ -221,6 +246,7 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         steps[:begin] + steps[end:],
         candidates.without_work if work.height else 0,
         pauses,
+        told,
     )
 
 
@@ -296,11 +322,11 @@ def _recorded_steps(work: pl.DataFrame, candidates: StepCandidates) -> tuple[int
 
 def _longest_stretch(
     candidates: StepCandidates, launch_starts: Int64s, first: int, stop: int, longer: Longer
-) -> tuple[int, int]:
-    """The longest run of steps in `[first, stop)` that no other work interrupts; the later of equals.
+) -> tuple[tuple[int, int], Intervals]:
+    """The longest run of steps in `[first, stop)` that no other work interrupts, the later of equals; that other work.
 
     An evaluation lies between two steps, or, where steps are adjacent, inside one that runs far more than the others of
-    its kind.
+    its kind. Such a step counts as a whole.
     """
     inside = np.zeros(len(candidates.counts), dtype=np.bool_)
     inside[first:stop] = True
@@ -308,14 +334,45 @@ def _longest_stretch(
     between = np.searchsorted(launch_starts, candidates.starts[first + 1 : stop]) - np.searchsorted(
         launch_starts, candidates.ends[first : stop - 1]
     )
+    apart = between > FAR_MORE * usual_counts.min()
     oversized = candidates.counts[first:stop] > (1 + FAR_MORE) * usual_counts
-    interrupted = (between > FAR_MORE * usual_counts.min()) | oversized[1:] | oversized[:-1]
-    edges = np.r_[first, first + 1 + np.flatnonzero(interrupted), stop]
+    edges = np.r_[first, first + 1 + np.flatnonzero(apart | oversized[1:] | oversized[:-1]), stop]
     lengths = np.diff(edges)
     longest = len(lengths) - 1 - int(np.argmax(lengths[::-1]))
     if len(lengths) == 1 or lengths[longest] < MIN_REPEATS:
-        return first, stop
-    return int(edges[longest]), int(edges[longest + 1])
+        return (first, stop), Intervals.none()
+    behind, within = first + np.flatnonzero(apart), first + np.flatnonzero(oversized)
+    interrupted = union(
+        Intervals(candidates.ends[behind], candidates.starts[behind + 1]),
+        Intervals(candidates.starts[within], candidates.ends[within]),
+    )
+    return (int(edges[longest]), int(edges[longest + 1])), interrupted
+
+
+def _told_interruptions(
+    ranges: pl.DataFrame, candidates: StepCandidates, interrupted: Intervals, first: int, stop: int
+) -> Interruptions | None:
+    """What these interruptions of the steps `[first, stop)` take; None if that hardly matters."""
+    usual = np.median((candidates.ends - candidates.starts)[first:stop])
+    edges = [measure_before(interrupted, times) for times in (candidates.starts, candidates.ends)]
+    steps = int(np.count_nonzero((edges[1] - edges[0])[first:stop]))
+    time_ns = max(total(interrupted) - int(steps * usual), 0)
+    share = time_ns / max(int(candidates.ends[stop - 1] - candidates.starts[first]), 1)
+    if share < _LEAST_COST:
+        return None
+    names = _outermost_inside(ranges.filter(~pl.Series(is_operator(ranges))), interrupted)
+    return Interruptions(len(interrupted.starts), time_ns, share, names)
+
+
+def _outermost_inside(ranges: pl.DataFrame, spans: Intervals, most: int = 2) -> tuple[str, ...]:
+    """The names of the ranges that lie mostly in these spans, in no other of them; those with most time first."""
+    length = ranges["end_ns"] - ranges["start_ns"]
+    within = measure_before(spans, ranges["end_ns"].to_numpy()) - measure_before(spans, ranges["start_ns"].to_numpy())
+    inside = ranges.with_columns(length.alias("length")).filter(pl.Series(2 * within > length.to_numpy()))
+    outermost = inside.filter(pl.col("depth") == pl.col("depth").min().over("process", "thread"))
+    names = outermost.group_by(pl.col("name").cast(pl.String)).agg(pl.col("length").sum())
+    ordered = names.sort(["length", "name"], descending=[True, False])["name"]
+    return tuple(dict.fromkeys(map(unnumbered_name, ordered)))[:most]
 
 
 def _without_lone_pauses(
@@ -366,8 +423,10 @@ def _without_lone_pauses(
     return (first, stop), tuple(replace(pause, others=others, busy_share=share) for pause in found)
 
 
-def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_starts: Int64s) -> Iterator[LeftOut]:
-    """Stretches of work outside the steady steps."""
+def _left_out(
+    trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_starts: Int64s, interrupted: Intervals
+) -> Iterator[LeftOut]:
+    """Stretches of work outside the steady steps, which some spans of time interrupt."""
     if not len(launch_starts):
         return
     begin, end = int(launch_starts[0]), int(launch_starts[-1]) + 1
@@ -376,10 +435,10 @@ def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_sta
         ("start-up", begin, starts[0]),
         ("not recorded", starts[0], starts[bounds.begin]),
         ("warm-up", starts[bounds.begin], starts[bounds.warm]),
-        ("interruption", starts[bounds.warm], starts[bounds.stretch_first]),
+        *_around(interrupted, starts[bounds.warm], starts[bounds.stretch_first]),
         ("part of a cycle", starts[bounds.stretch_first], starts[bounds.first]),
         ("part of a cycle", ends[bounds.stop - 1], ends[bounds.stretch_stop - 1]),
-        ("interruption", ends[bounds.stretch_stop - 1], ends[bounds.complete - 1]),
+        *_around(interrupted, ends[bounds.stretch_stop - 1], ends[bounds.complete - 1]),
         ("last step", ends[bounds.complete - 1], ends[bounds.end - 1]),
         ("not recorded", ends[bounds.end - 1], ends[-1]),
         ("rest", ends[-1], end),
@@ -394,6 +453,14 @@ def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_sta
             loads_code = np.searchsorted(load_times, stop) > np.searchsorted(load_times, start)
             compiles = loads_code and stretch in ("start-up", "warm-up")
             yield LeftOut("compilation" if compiles else stretch, start, stop, launches)
+
+
+def _around(interrupted: Intervals, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
+    """The interruptions in this time, and the steps before, between and behind them."""
+    inside = clip(interrupted, start, stop)
+    edges = [start, *np.column_stack(inside).reshape(-1).tolist(), stop]
+    for place, (begin, end) in enumerate(pairwise(edges)):
+        yield "interruption" if place % 2 else "other steps", begin, end
 
 
 def _load_times(trace: Trace, *, or_allocating: bool = False) -> Int64s:

@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 #: Framework of a program, as far as its profile shows. `cuda` is C++: its own kernels have argument types in their
-#: names, unlike those compiled from Python, and there are no kernels of the other frameworks.
+#: names, unlike those compiled from Python, or are TensorRT's, and there are no kernels of the other frameworks.
 Framework: TypeAlias = Literal["pytorch", "jax", "cupy", "cuda"]
 
 #: Libraries whose kernels hardly run outside PyTorch programs, or that have their own options.
 _WITH_PYTORCH: Final = ("at-native", "triton", "vllm", "sglang", "tensorrt-llm", "fbgemm", "torchvision", "deepep")
 #: Libraries whose kernels a program of its own launches; PyTorch's copies are in a namespace of PyTorch.
 _OF_CPP: Final = frozenset({"cub", "thrust", "cufft"})
-_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|at_cuda_detail|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
+_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|at_cuda_detail|c10d?|caffe2)::|^triton_|\btorch")
 _PYTORCH_RANGE: Final = re.compile(
     r"^aten::|^ProfilerStep|\b[Tt]orch|CompiledFxGraph|^Optimizer\.step#|^autograd::|DataLoader"
 )
 _XLA_KERNEL: Final = re.compile(r"\bstream_executor::|\bxla::")
 _XLA_RANGE: Final = re.compile(r"^(?:XlaModule|Thunk|XlaPass|TSL):")
 _CUPY_KERNEL: Final = re.compile(r"^cupy_|\bcupy::")
+#: Kernels of TensorRT, which runs in C++ programs, and inside PyTorch ones beside its kernels or ranges.
+_TENSORRT_KERNEL: Final = re.compile(r"^__myl_|_trt$")
 
 #: Text that only occurs in code for PyTorch.
 _OF_PYTORCH: Final = re.compile(
@@ -73,6 +75,54 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, copies);  // a stream of its own\n"
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
+    },
+    "Copy in both directions while": {
+        "jax": (
+            "Copy in both directions while the GPU computes",
+            "coming = jax.device_put(next_batch); result.copy_to_host_async()\n"
+            "# np.asarray(result) when the next step has been started",
+        ),
+        "cupy": (
+            "Copy in both directions while the GPU computes",
+            "with sending: coming.set(pinned)  # sending = cupy.cuda.Stream(non_blocking=True)\n"
+            "compute.wait_event(sending.record())  # before use\n"
+            "fetching.wait_event(compute.record()); result.get(stream=fetching, out=kept, blocking=False)\n"
+            "# two or three buffers of each in turn",
+        ),
+        "*": (
+            "Copy in both directions while the GPU computes",
+            "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, sending);  // streams of their own\n"
+            "cudaEventRecord(sent, sending); cudaStreamWaitEvent(compute, sent);  // before use\n"
+            "cudaEventRecord(done, compute); cudaStreamWaitEvent(fetching, done);\n"
+            "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, fetching);\n"
+            "// two or three buffers of each in turn: one chunk's input, another's work, a third's results at a time",
+        ),
+    },
+    "Copy these results while": {
+        "jax": (
+            "Copy these results while the next step is computed",
+            "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
+        ),
+        "cupy": (
+            "Copy these results while the next input is computed",
+            "fetching.wait_event(compute.record()); result.get(stream=fetching, out=kept, blocking=False)\n"
+            "# read `kept` after fetching.synchronize(), before the next copy into it: two buffers in turn",
+        ),
+        "*": (
+            "Copy these results while the next input is computed",
+            "cudaEventRecord(done, compute); cudaStreamWaitEvent(fetching, done);  // a stream of its own\n"
+            "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, fetching);  // into pinned memory\n"
+            "// two buffers in turn",
+        ),
+    },
+    "Copy to pinned memory, without blocking": {
+        "jax": "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
+        "cupy": "kept = cupyx.empty_pinned(shape, dtype)  # once\n"
+        "result.get(stream=stream, out=kept, blocking=False); done = stream.record()\n"
+        "# read `kept` after done.synchronize(), when the next input has been launched",
+        "*": "cudaMallocHost(&kept, bytes);  // once\n"
+        "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
+        "// read `kept` after cudaEventSynchronize(done), when the next input has been launched",
     },
     "Copy ahead what memory has no room for": {
         "jax": "coming = jax.device_put(data)  # before what runs now has ended",
@@ -206,7 +256,7 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "jax": "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
         "*": "# a thread that reads and converts the next input into pinned memory",
     },
-    "Process these data on the GPU": {"*": "# convert, count, compare and select there, and copy only the result back"},
+    "Process these data on the GPU": {"*": "# send them as they are; convert, count, compare and select there"},
     "Do this work where its data are": {"*": "# on the GPU, without copies to the host and back between two kernels"},
     "Work on these results on the GPU, or behind the loop": {
         "*": "# one number read back instead of an array; or hand them to another thread"
@@ -301,6 +351,8 @@ def framework_of(facts: Facts) -> Framework | None:
         return "pytorch"
     if _any_named(names, _CUPY_KERNEL):
         return "cupy"
+    if _any_named(names, _TENSORRT_KERNEL):
+        return "cuda"
     texts = names.unique().cast(pl.String)
     kinds = ((classify(text).library, "(" in text) for text in texts if text is not None)
     own = (library in _OF_CPP or (library is None and has_signature) for library, has_signature in kinds)

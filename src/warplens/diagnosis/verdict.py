@@ -58,10 +58,12 @@ _BELOW_ROOF: Final = BelowRoof()
 def headline(facts: Facts, verdict: Finding, claims: Claims, others: Sequence[Finding] = ()) -> str:
     """The limit of the window and the gain, in one sentence.
 
-    Others say why it precedes a larger gain, and which pauses between the steady steps it leaves out.
+    Others say why it precedes a larger gain. What interrupts the steady steps, and is left out, is told as well.
     """
-    pauses = facts.timeline.steps.pauses if facts.window.kind == "steady" else ()
-    return " ".join([_limit(facts, verdict, claims) + _precedes(verdict, others), *(pause.told for pause in pauses)])
+    steps = facts.timeline.steps
+    left_out = (steps.interruptions, *steps.pauses) if facts.window.kind == "steady" else ()
+    told = (part.told for part in left_out if part is not None)
+    return " ".join([_limit(facts, verdict, claims) + _precedes(verdict, others), *told])
 
 
 def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:

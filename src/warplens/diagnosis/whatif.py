@@ -22,6 +22,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
+from warplens.diagnosis.rule import STEPS_ONLY
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s, Int64s, name_categories
@@ -81,7 +82,8 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     """Gains of these findings, one by one, in pairs, and together; None if the schedule cannot be replayed.
 
     Args:
-        findings: the worst first; those without an expected gain or a remedy are left out.
+        findings: the worst first; those without an expected gain or a remedy are left out. Those that ask for steps
+            alone to be recorded count only if asked for: their cause may not be one of the steps.
         asked: names of findings, or of changes that they make, whose remedies are predicted together.
 
     Raises:
@@ -91,8 +93,8 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     if asked and not known:
         raise UsageError("no finding of this profile has an expected gain: there is nothing to predict together")
     chosen = _chosen(asked, known)
-    worth = known[:_MOST]
-    if not worth or facts.pace is None or not facts.busy_ns:
+    worth = [finding for finding in known if finding.remedies[0].action != STEPS_ONLY.action][:_MOST]
+    if not (worth or chosen) or facts.pace is None or not facts.busy_ns:
         if asked:
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
         return None

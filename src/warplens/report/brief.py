@@ -130,7 +130,8 @@ def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
         return
     text, told = "", max(verdict.expected or 1.0, other.expected or 1.0)
     if best.expected >= _MORE_TOGETHER * told:
-        text = f"{other.remedies[0].action} [{other.id}]: together about {_spread(best)}"
+        remedy = next((remedy for remedy in other.remedies if remedy.gain is not None), other.remedies[0])
+        text = f"{remedy.action} [{other.id}]: together about {_spread(best)}"
         told = best.expected
     every = next((change for change in changes if len(change.findings) > 2), None)
     if every is not None and every.expected >= _MORE_TOGETHER * told:

@@ -230,7 +230,9 @@ class BlockingCopy(Rule):
         replayed = at_once or self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
-        fetched = of_set or (not stays and self._direction(facts) == HOST_COPIES[1])
+        direction = self._direction(facts)
+        fetched = of_set or (not stays and direction == HOST_COPIES[1])
+        both = not stays and direction is None
         less = Remedy(
             "Copy less",
             _FEWER_RESULTS
@@ -240,7 +242,11 @@ class BlockingCopy(Rule):
         )
         overlaps = self._overlaps(facts)
         pinned = _pinned(facts, fetched=fetched, from_pageable=bool(from_pageable))
-        ahead = _behind(facts) if fetched else _ahead(facts, stays=stays, unpinned=unpinned)
+        ahead = first_of(
+            (both, _both_directions(facts)),
+            (fetched, _behind(facts)),
+            default=_ahead(facts, stays=stays, unpinned=unpinned),
+        )
         others = not stays and not link_bound and at_once is None
         if overlaps or not others:
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
@@ -286,7 +292,7 @@ class BlockingCopy(Rule):
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *self._once(facts),
                 None if link_bound else less,
-                self._other_way(facts, fetched=fetched, unpinned=unpinned),
+                None if both else self._other_way(facts, fetched=fetched, unpinned=unpinned),
             ),
             on_gpu=True,
             kept=0.0 if stays else self.kept_share,
@@ -422,13 +428,18 @@ class BlockingCopy(Rule):
         return facts.replayed(change, *freeing, direction=direction)
 
     @remembered
-    def _direction(self, facts: Facts) -> str:
-        """The direction whose copies gain most on a stream of their own; else the one with most bytes."""
+    def _direction(self, facts: Facts) -> str | None:
+        """The direction whose copies gain most on a stream of their own; else the one with most bytes.
+
+        None for both, if both gain and all of them are pinned already: then streams are the remedy for both.
+        """
         if _both_ways(facts):
             gains = [facts.replayed("overlapped-copies", direction=direction) for direction in HOST_COPIES]
             told = [1.0 if gain is None else gain.expected for gain in gains]
             if max(told) - 1 > self.clearly * (min(told) - 1):
                 return HOST_COPIES[int(np.argmax(told))]
+            if min(told) >= facts.thresholds.raise_ceiling and facts.replayed("async-copies") is None:
+                return None
         _, bytes_, sent, _ = self._over_link(facts)
         return HOST_COPIES[int(2 * int(bytes_[~sent].sum()) > int(bytes_.sum()))]
 
@@ -543,6 +554,21 @@ def _behind(facts: Facts) -> Remedy:
         "x.record_stream(side); done = side.record_event()\n"
         "# read `kept` after done.synchronize(), before the next copy into it: two buffers in turn",
         _predicted_text(facts, "overlapped-copies"),
+    )
+
+
+def _both_directions(facts: Facts) -> Remedy:
+    """The remedy to send inputs and to fetch results on streams of their own."""
+    return Remedy(
+        "Copy in both directions while the GPU computes",
+        "current = torch.cuda.current_stream()  # sending, fetching = torch.cuda.Stream(), torch.cuda.Stream(), once\n"
+        "with torch.cuda.stream(sending): next_x = x.to('cuda', non_blocking=True)  # from pinned memory\n"
+        "current.wait_stream(sending)  # before use\n"
+        "fetching.wait_stream(current)\n"
+        "with torch.cuda.stream(fetching): kept.copy_(y, non_blocking=True)  # into pinned memory\n"
+        "next_x.record_stream(current); y.record_stream(fetching)\n"
+        "# two or three buffers of each in turn: one step's input, another's work and a third's results at a time",
+        modelled(facts, "overlapped-copies"),
     )
 
 

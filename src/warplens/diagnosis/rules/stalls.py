@@ -12,6 +12,7 @@ import polars as pl
 
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.prediction import Change
+from warplens.analysis.repetition import MIN_REPEATS
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
@@ -53,6 +54,14 @@ _COMPILING: Final = Remedy(
     "torch.backends.cudnn.benchmark = False  # if sizes change: each new size is benchmarked again",
 )
 
+#: For what is written now and then, such as checkpoints.
+_SAVING: Final = Remedy(
+    "Log and save from another thread, and less often",
+    "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps, when the last has ended\n"
+    "# on several ranks: torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n"
+    "# queue values and write them in another thread",
+)
+
 #: Pattern of the name of a range that is open during a pause → remedies.
 _ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
     r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
@@ -90,12 +99,7 @@ _ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
         "gc.collect()  # between epochs, or every thousand steps: cycles keep their memory until then",
     ),
     r"(?<![a-z])(?:log|logs|logging|metric|metrics|wandb|tensorboard|save|saving|checkpoint|print|write|"
-    r"evaluate|callback)(?![a-z])": Remedy(
-        "Log and save from another thread, and less often",
-        "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps, when the last has ended\n"
-        "# on several ranks: torch.distributed.init_process_group('cpu:gloo,cuda:nccl')\n"
-        "# queue values and write them in another thread",
-    ),
+    r"evaluate|callback)(?![a-z])": _SAVING,
 }
 
 #: For host work of unknown kind.
@@ -239,24 +243,33 @@ class HostStall(Rule):
     )
     results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
     between_title: ClassVar = "Between the steps the GPU gets no work"
+    recurring_title: ClassVar = "Every few steps the host pauses for as long as several steps, as for a checkpoint"
     headlines: ClassVar = {
         between_title: "Limited by pauses between the steps: for {share} of the time the GPU got no work there",
         waiting_title: "Limited by irregular pauses before the next input: for {share} of the time the GPU had none, "
         "as in a server without requests",
+        recurring_title: "Limited by long pauses every few steps, as for checkpoints: for {share} of the time the GPU "
+        "got no work there",
     }
     compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
-    steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
+    steps_long = Limit(5, "A pause as long as several steps is start-up, compilation, evaluation or a checkpoint.")
 
-    def _is_starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
-        """Whether most of the claimed time is in pauses outside any step; only if no range marks the steps."""
+    def _apart_from_steps(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> Literal["once", "recurs", ""]:
+        """Whether pauses outside any step claim most of the time, and recur; not if ranges mark the steps.
+
+        They recur if several steps have one, always the same number of steps apart.
+        """
         if facts.timeline.steps.source == "range" and facts.window.steps:
-            return False
-        length, loads = stalls["end_ns"] - stalls["start_ns"], _loads(facts, stalls)
-        steps = [step.end_ns - step.start_ns for step in facts.window.steps]
-        long = (
-            (length > self.steps_long * float(np.median(steps))).to_numpy() if steps else np.zeros(len(loads), np.bool_)
-        )
-        return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
+            return ""
+        length, loads = (stalls["end_ns"] - stalls["start_ns"]).to_numpy(), _loads(facts, stalls)
+        _, begins, ends = facts.window.step_edges
+        long = length > (self.steps_long * float(np.median(ends - begins)) if len(begins) else np.inf)
+        if int(length[loads | long].sum()) <= claimed_ns / 2:
+            return ""
+        long &= ~loads
+        at = np.unique(np.searchsorted(begins, stalls["start_ns"].to_numpy()[long], side="right"))
+        recurs = len(at) >= MIN_REPEATS and int(np.ptp(np.diff(at))) == 0
+        return "recurs" if recurs and int(length[long].sum()) > claimed_ns / 2 else "once"
 
     def _apart(self, facts: Facts, spent: Float64s) -> float | None:
         """Share of their time in pauses far longer than a launch takes, if that is most of it; else None."""
@@ -396,15 +409,17 @@ class HostStall(Rule):
         spent = claims.of_gaps(self.id)
         stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
         within = _open_ranges(facts, stalls)
-        starting = self._is_starting(facts, stalls, claimed)
+        apart_from_steps = self._apart_from_steps(facts, stalls, claimed)
+        starting = apart_from_steps == "once"
+        in_steps = bool(claimed) and not apart_from_steps
         loading = stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2
-        waiting = bool(claimed) and not (starting or loading) and self._awaits_requests(facts, spent.to_numpy())
-        on_data = bool(claimed) and not (starting or waiting) and self._is_on_data(facts, claims)
+        waiting = in_steps and not loading and self._awaits_requests(facts, spent.to_numpy())
+        on_data = in_steps and not waiting and self._is_on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         if copies > claimed:
             copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
-        title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if claimed and not starting else ("", None)
+        title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if in_steps else ("", None)
         if waiting:
             title, own_remedy = self.waiting_title, _UNDER_LOAD
         avoidable = self._there_and_back(facts) if title == self.round_trip_title else None
@@ -424,10 +439,15 @@ class HostStall(Rule):
             "round-trip" if avoidable is not None else "pinned" if copies else "pauses"
         )
         of_input = title == self.input_title
+        if apart_from_steps == "recurs" and not title:
+            title, unknown = self.recurring_title, _SAVING
         is_known, remedies = self._remedies(facts, within, stalled_ns, _INPUT if of_input else unknown, without)
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
             is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
+        # Input that is prepared ahead need not be prepared faster.
+        ahead = remedies[0].action == _INPUT[0].action
+        ordered = (remedies[0], own_remedy, *remedies[1:]) if ahead else (own_remedy, *remedies)
         found = self.raised(
             facts,
             claimed,
@@ -448,7 +468,7 @@ class HostStall(Rule):
                 "in_os_calls_share": _in_os_calls(facts, stalls),
             },
             where=range_names(facts, within, stalled_ns),
-            remedies=(STEPS_ONLY if starting else None, own_remedy, *remedies),
+            remedies=(STEPS_ONLY if starting else None, *ordered),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
             kept=kept,

@@ -111,11 +111,12 @@ def rhythm_tables(search: StepSearch) -> tuple[Table, ...]:
 
 def left_out_facts(search: StepSearch) -> tuple[str, ...]:
     """The activity outside the steady steps, in one line; empty if there is none."""
-    parts = (
-        f"{part.what} {fmt.duration(part.end_ns - part.start_ns)} ({fmt.plural(part.launches, 'launch', 'launches')})"
-        for part in search.left_out
+    parts = left_out_rows(search).group_by("what", maintain_order=True).agg(pl.len(), pl.sum("duration_ns", "launches"))
+    line = ", ".join(
+        f"{what} {fmt.duration(time_ns)} ({f'in {count} parts, ' if count > 1 else ''}"
+        f"{fmt.plural(launches, 'launch', 'launches')})"
+        for what, count, time_ns, launches in parts.iter_rows()
     )
-    line = ", ".join(parts)
     return (f"beside the steady steps: {line}",) if line else ()
 
 
