@@ -33,6 +33,7 @@ from warplens.readers.kineto.gpu import (
 from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
 from warplens.readers.kineto.spans import WHOLE, WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
+from warplens.readers.limits import EVENT_BYTES
 from warplens.readers.opening import Asked, Input
 from warplens.secrets import without_folders
 
@@ -304,6 +305,9 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
     # For an array, `begin` is the text after its bracket.
     if not document.events and document.begin.lstrip().startswith(b"["):
         found = "this is a list of numbers, as PyTorch's export_memory_timeline writes, and no trace"
+        raise UnreadableInputError(known_as, found, _ADVICE)
+    if not document.events and document.damaged and document.cut_off_bytes is not None:
+        found = f"none of its events can be read: events are objects of at most {EVENT_BYTES >> 20} MiB"
         raise UnreadableInputError(known_as, found, _ADVICE)
     if not document.events and document.cut_off_bytes is not None:
         raise UnreadableInputError(known_as, _CUT_OFF, "Copy or download it again")

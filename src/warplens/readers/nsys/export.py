@@ -127,7 +127,7 @@ def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
         raw = file.numbers(plan.source.table, plan.columns, part)
         if raw is not None:
             return raw
-    raw = file.frame(f"{plan.query} AND {part.condition}", plan.texts)
+    raw = file.frame(plan.source.table, f"{plan.query} AND {part.condition}", plan.texts)
     file.refuse_damage_in(plan.source.table, part, raw.height if plan.source.where == ALL_ROWS else None)
     return raw
 
