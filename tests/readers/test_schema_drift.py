@@ -278,7 +278,9 @@ def test_other_values_than_whole_numbers_are_refused_wherever_they_stand(export,
     name = export.string("gemm")
     export.tables[KERNELS] = [{"start": 0, "end": 1, "shortName": name, "gridX": None}] * rows_before
     export.row(KERNELS, start=0, end=1, shortName=name, gridX=value)
-    with pytest.raises(UnreadableInputError, match="column .*of its table CUPTI_ACTIVITY_KIND_KERNEL holds other values than the whole numbers"):
+    with pytest.raises(
+        UnreadableInputError, match=r"column .*of its table \w*KERNEL holds other values than the whole numbers"
+    ):
         _trace_of(export, path)
 
 
