@@ -208,6 +208,30 @@ def test_ranges_that_differ_by_a_path_stay_different(export, target):
     assert all(re.fullmatch(rb"open \[path \d+\]", text) for (text,) in opened if isinstance(text, bytes))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "name", "kept", "left"),
+    [
+        ("ENVIRONMENT_VARIABLE", "WANDB_PROJECT=okapi-retrain", "okapi-retrain epoch 1", "[removed] epoch 1", 0),
+        ("ENVIRONMENT_VARIABLE", "SLURM_JOB_NAME=okapi7retrain", "job Okapi7Retrain", "job [removed]", 0),
+        ("COMMAND", "python train.py --run=okapi_big", "okapi_big/layer", "[removed]/layer", 0),
+        ("ENVIRONMENT_VARIABLE", "NAME=okapi", "okapi epoch", "okapi epoch", 1),  # it may be a word
+        ("ARGUMENT_3", "--animal=okapi", "okapi epoch", "okapi epoch", 1),
+        ("ENVIRONMENT_VARIABLE", "NAME=okapi", "okapis", "okapis", 0),
+        ("ENVIRONMENT_VARIABLE", "MODE=train_step", "train_step", "train_step", 0),
+        ("ENVIRONMENT_VARIABLE", "LEVEL=1.50", "level 1.50", "level 1.50", 0),
+        ("ENVIRONMENT_VARIABLE", "GPU=NVIDIA-H200", "H200", "H200", 0),
+    ],
+)
+def test_values_of_the_environment_in_names_of_ranges_are_removed_or_counted(
+    export, target, setting, value, name, kept, left
+):
+    with closing(sqlite3.connect(export)) as connection, connection:
+        connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", (f"PROCESS_0:{setting}", value))
+        connection.execute("UPDATE NVTX_EVENTS SET text = ? WHERE text = 'step'", (name,))
+    assert scrub(export, target).left == left
+    assert (kept.encode(),) in rows(target, "SELECT text FROM NVTX_EVENTS")
+
+
 def test_only_strings_that_a_row_of_the_copy_refers_to_come_along(export, target):
     scrub(export, target)
     assert [identifier for (identifier,) in rows(target, "SELECT id FROM StringIds")] == [1, 2, 3, 4, 5, 6]

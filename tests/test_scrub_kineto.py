@@ -15,7 +15,7 @@ from tests.readers.kineto_traces import annotation, event, kernel, launch, opera
 from tests.shipped import OTHERS
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
-from warplens.scrub import ScrubError, is_rewriting, scrub
+from warplens.scrub import ScrubError, check, is_rewriting, scrub
 from warplens.secrets import FORBIDDEN, Cleaner, Secrets, has_other_values
 
 USER, HOST, JOB = "anneliese", "gpu-node-17.physics.example", "zebra-retrain-8842x"
@@ -130,6 +130,38 @@ def test_python_functions_keep_their_file_and_a_library_its_place(trace, target)
     assert mine.startswith("[path ")
     assert mine.endswith("/train.py(12): main")
     assert installed == relative == "torch/nn/modules/linear.py(114): forward"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("okapi/jane_doe/trainer.py(12): fit", "[path 1]/trainer.py(12): fit"),
+        ("okapi project\\trainer.py(12): fit", "[path 1]\\trainer.py(12): fit"),
+        ("/opt/lib/site-packages/okapi/trainer.py(12): fit", "[path 1]/trainer.py(12): fit"),
+        ("trainer.py(12): fit", "trainer.py(12): fit"),
+        ("torch/nn/modules/linear.py(114): forward", "torch/nn/modules/linear.py(114): forward"),
+        ("[path 7]/trainer.py(12): fit", "[path 7]/trainer.py(12): fit"),
+        ("<built-in method okapi/x of type>", "<built-in method okapi/x of type>"),
+        ("nn.Module: Okapi/Linear_0", "nn.Module: Okapi/Linear_0"),
+    ],
+)
+def test_folders_of_source_files_are_kept_in_known_libraries_alone(tmp_path, target, name, kept):
+    source = tmp_path / "trace.json"
+    source.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [*EVENTS[:4], python_frame(name)]}))
+    assert check(source).is_clean is (name == kept)
+    scrub(source, target)
+    assert names(target, "python_function") == [kept]
+    assert check(target).is_clean
+
+
+def test_values_around_the_events_in_annotations_are_removed_or_counted(tmp_path, target):
+    source = tmp_path / "trace.json"
+    members = {"schemaVersion": 1, "run": "okapi-retrain", "args": ["okapi", "threading"]}
+    events = [annotation("okapi-retrain epoch", 0, 40), annotation("okapi", 50, 5)]
+    frames = [python_frame("threading.py(982): run"), python_frame("torch/okapi.py(3): okapi")]
+    source.write_text(json.dumps({**members, "traceEvents": [*EVENTS[:4], *events, *frames]}))
+    assert scrub(source, target).left == 1, "okapi may be a word; threading is a module of Python"
+    assert names(target, "user_annotation") == ["[removed] epoch", "okapi"]
 
 
 def test_threads_and_processes_keep_names_that_frameworks_give(trace, target):

@@ -52,13 +52,14 @@ class ScrubReport:
     source_bytes: int  #: size of the original, unpacked
     target_bytes: int  #: size of the copy, unpacked
     compared: int = 0  #: tables that were read from both files and found to be the same
-    #: tables, rows, texts, searched, words, kinds: as in `Removed`
+    #: tables, rows, texts, searched, words, kinds, left: as in `Removed`
     tables: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
     searched: int = 0
     words: tuple[str, str] = ("rows of whole tables", "rows of others")
     kinds: dict[str, int] = field(default_factory=dict)
+    left: int = 0
 
     @property
     def is_clean(self) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from hashlib import sha256
+from sys import stdlib_module_names
 from typing import Final
 
 from warplens.patterns import lazy_pattern
@@ -114,6 +115,19 @@ _COMMON = frozenset(
 _SHORTEST_NAME = 3
 #: Values longer than this, and those that are not plain words, are redacted inside words, too.
 _LONGEST_WORD = 15
+#: A word with a digit, hyphen or underscore that is this long: the name of a job, a project or a model.
+_LABEL = lazy_pattern(
+    rb"(?=.{8})(?=[\d_.-]*[A-Za-z])(?=[A-Za-z.]*[\d_-])[A-Za-z0-9]+(?:[-_][A-Za-z0-9]+|\.\d[A-Za-z0-9]*)*"
+)
+#: Words of programs, which identify nobody, nor does what is made of them (`train_step`).
+_PROGRAM_WORDS = frozenset(
+    b"train training val validation test eval evaluation infer inference predict generate generation sample"
+    b" sampling prefill decode warmup step steps iter iteration epoch batch micro minibatch loop pass run main"
+    b" forward backward fwd bwd only mode optimizer optim adam adamw sgd loss grad gradient update sync zero data"
+    b" load loader model models layer block blocks attn attention mlp embedding encoder decoder head norm compute"
+    b" kernel profile profiling benchmark bench text image reduce overhead max autotune compile eager info warning"
+    b" debug lazy float bfloat int fp bf half mixed copy".split()
+)
 
 
 class Secrets:
@@ -122,8 +136,8 @@ class Secrets:
     Attributes:
         names: redacted as whole words: hosts, users, short values.
         values: redacted anywhere: longer identifying values.
-        others: the rest of the environment and the command line. Not redacted (it holds words like `train`), but a
-            copy is searched for them.
+        others: the rest of the environment and the command line. A copy is searched for them; those of them that are
+            `labels` are redacted in names that people gave.
     """
 
     def __init__(self) -> None:
@@ -137,14 +151,27 @@ class Secrets:
         words = sorted(self.names | self.values, key=len, reverse=True)
         return re.compile(b"|".join(map(self._expression, words)), re.IGNORECASE) if words else None
 
+    @cached_property
+    def labels(self) -> re.Pattern[bytes] | None:
+        """Matches the `others` that are no words but names; None where there are none. Fixed at first use."""
+        labels = sorted(filter(_LABEL.fullmatch, self.others), key=len, reverse=True)
+        return re.compile(b"|".join(map(_whole, labels)), re.IGNORECASE) if labels else None
+
+    def left_in(self, text: bytes) -> int:
+        """Number of `others` that stand in a text as whole words."""
+        folded = text.lower()
+        return sum(
+            value.lower() in folded and re.search(_whole(value), text, re.IGNORECASE) is not None
+            for value in self.others
+        )
+
     @property
     def all(self) -> frozenset[bytes]:
         """All texts that a copy is searched for."""
         return frozenset(self.names | self.values | self.others)
 
     def _expression(self, word: bytes) -> bytes:
-        escaped = re.escape(word)
-        return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
+        return _whole(word) if word in self.names else re.escape(word)
 
     def add_setting(self, name: bytes, value: bytes) -> None:
         """Add a setting of an export of Nsight Systems."""
@@ -156,8 +183,10 @@ class Secrets:
                 self.add_variable(variable)
         elif IDENTIFYING.search(name):
             self.identify(value)
-        elif _COMMAND_LINE.search(name) and value:
-            self.others.add(value)
+        elif _COMMAND_LINE.search(name):
+            self.add_other(value)
+            for word in re.split(rb"[\s=]+", value):
+                self.add_other(word)
 
     def add_variable(self, variable: bytes) -> None:
         """Add a variable of the environment, `NAME=value`."""
@@ -165,7 +194,14 @@ class Secrets:
         value = value.strip(b'"')
         if IDENTIFYING.search(key):
             self.identify(value)
-        elif value:
+        else:
+            self.add_other(value)
+
+    def add_other(self, value: bytes) -> None:
+        """Add a value that may be a name or a word, unless it is an option, a number, or made of common words."""
+        value = value.strip(b"\"' ")
+        words = set(re.findall(rb"[a-z\x80-\xff]+", value.lower()))
+        if len(value) >= _SHORTEST_NAME and not value.startswith(b"-") and not words <= _PROGRAM_WORDS | _COMMON:
             self.others.add(value)
 
     def add_home_owners(self, text: bytes) -> None:
@@ -182,6 +218,11 @@ class Secrets:
         (self.names if is_word else self.values).add(value)
 
 
+def _whole(word: bytes) -> bytes:
+    """The pattern of a whole word."""
+    return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % re.escape(word)
+
+
 REMOVED = b"[removed]"
 #: Marks for removed parts of a text.
 MARK = lazy_pattern(r"\[(?:path \d+|removed)\]")
@@ -193,7 +234,30 @@ _LONGEST_TEXT = 2**20
 #: The folders of a Python function's file, `/home/ann/project/train.py(12): main`; for installed packages, the path
 #: below the package folder identifies the function and is kept.
 _TEXTS_FOLDERS = lazy_pattern(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\]", re.DOTALL)
+#: The folders of such a file below a folder from which Python imports, and the first of them, which is its package.
+_PACKAGES = lazy_pattern(
+    rb"\A\s*(?P<top>[^/\\()<>:;]+)[/\\](?:[^()<>:;]*[/\\])?(?=[^/\\]+(?:\(\d+\): |\.py\w*\Z))", re.DOTALL
+)
+#: Packages that many programs use, and those of Python's own library: their files identify nobody.
+_LIBRARIES = frozenset(
+    b"torch torchgen functorch torchvision torchaudio torchmetrics torchao torchtitan torch_geometric triton"
+    b" triton_kernels numpy scipy pandas sklearn matplotlib PIL cv2 tqdm einops numba cupy cupyx nvtx nvidia jax"
+    b" jaxlib flax optax tensorflow keras transformers tokenizers safetensors huggingface_hub sentence_transformers"
+    b" diffusers accelerate peft trl bitsandbytes timm lightning lightning_fabric pytorch_lightning deepspeed"
+    b" megatron transformer_engine xformers flash_attn flashinfer vllm sglang tensorrt tensorrt_llm onnxruntime"
+    b" fairseq fairscale ray wandb mlflow tensorboard asyncio collections concurrent contextlib ctypes email"
+    b" encodings html http importlib json logging multiprocessing re sqlite3 unittest urllib xml zipfile"
+    b" _distutils_hack".split()
+)
+_FILE = lazy_pattern(rb"\s*([^/\\()<>:;]+?)(?:\.py\w*\(|[/\\])|\s*<")
 _INSTALLED = lazy_pattern(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
+
+
+def _of_library(frame: bytes) -> bool:
+    """Whether a Python function is one of a known library, of Python's own, or built in."""
+    file = _FILE.match(frame)
+    top = (file and file[1]) or b""
+    return file is not None and (not top or top in _LIBRARIES or top.decode("utf-8", "replace") in stdlib_module_names)
 
 
 def without_folders(name: str) -> str:
@@ -242,17 +306,28 @@ def has_other_values(text: str) -> bool:
     return text != REMOVED.decode() and not _PLAIN_VALUE.fullmatch(text)
 
 
-class Cleaner:
-    """Rewrites texts, the same text always in the same way, and counts them."""
+#: The reason to rewrite a text with such a name or value.
+_LISTED: Final = "name or value listed in the profile"
 
-    def __init__(self, secrets: Secrets) -> None:
+
+class Cleaner:
+    """Rewrites texts, the same text always in the same way, and counts them.
+
+    Args:
+        secrets: what to remove.
+        named: the places with names that people gave, such as those of ranges: `Secrets.labels` are removed there.
+            Elsewhere they are coincidences, such as the name of a GPU or of a table.
+    """
+
+    def __init__(self, secrets: Secrets, named: Collection[str] = ()) -> None:
         self.secrets = secrets
+        self._named = named
         self._paths: dict[bytes, bytes] = {}
         self._texts: dict[str, dict[bytes, bytes]] = {}
 
     def written(self, place: str, text: bytes) -> bytes:
         """A text written by people, without paths, addresses and secrets."""
-        return self._clean(place, text, self._without_all)
+        return self._clean(place, text, self._without_labels if place in self._named else self._without_all)
 
     def text(self, place: str, text: str) -> str:
         """`written` for text that is decoded already."""
@@ -263,7 +338,7 @@ class Cleaner:
         return self._clean(place, text, lambda name: PATHS.sub(self._numbered, name))
 
     def python(self, place: str, text: bytes) -> bytes:
-        """Names of Python functions: of their files' folders only those inside an installed library are kept."""
+        """Names of Python functions: of their files' folders only those inside known libraries are kept."""
         return self._clean(place, text, self._without_python_folders)
 
     def _clean(self, place: str, text: bytes, rewrite: Callable[[bytes], bytes]) -> bytes:
@@ -277,8 +352,15 @@ class Cleaner:
         clean = ADDRESSES.sub(REMOVED, PATHS.sub(self._numbered, text))
         return self.secrets.pattern.sub(REMOVED, clean) if self.secrets.pattern else clean
 
+    def _without_labels(self, text: bytes) -> bytes:
+        clean = self._without_all(text)
+        return self.secrets.labels.sub(REMOVED, clean) if self.secrets.labels else clean
+
     def _without_python_folders(self, text: bytes) -> bytes:
-        frames = (_TEXTS_FOLDERS.sub(self._without_folders, frame) for frame in text.split(b";"))
+        frames = (
+            _PACKAGES.sub(self._without_packages, _TEXTS_FOLDERS.sub(self._without_folders, frame))
+            for frame in text.split(b";")
+        )
         return self._without_all(b";".join(frames))
 
     def rewritten(self) -> dict[str, int]:
@@ -293,12 +375,25 @@ class Cleaner:
         """
         patterns = {"path": PATHS, **{kind: re.compile(form) for kind, form in FORMS.items()}}
         if self.secrets.pattern:
-            patterns["name or value listed in the profile"] = self.secrets.pattern
+            patterns[_LISTED] = self.secrets.pattern
         counts: Counter[str] = Counter()
         for texts in self._texts.values():
             for old in (old for old, new in texts.items() if old != new):
-                counts.update([kind for kind, pattern in patterns.items() if pattern.search(old)] or ["other value"])
+                kinds = [kind for kind, pattern in patterns.items() if pattern.search(old)]
+                is_label = self.secrets.labels is not None and self.secrets.labels.search(old)
+                other = _LISTED if is_label else "path" if _PACKAGES.search(old) else "other value"
+                counts.update(kinds or [other])
         return dict(counts)
+
+    def left(self, *python: str) -> int:
+        """Number of values of the environment and the command line that still stand in names that people gave.
+
+        Args:
+            python: places with names of Python functions, of which those of libraries do not count.
+        """
+        frames = (frame for text in self.results(*python) for frame in text.split(b";")) if python else ()
+        own = (frame for frame in frames if not _of_library(frame))
+        return self.secrets.left_in(b"\0".join((*(self.results(*self._named) if self._named else ()), *own)))
 
     def results(self, *kinds: str) -> list[bytes]:
         """All distinct resulting texts of these places; of all places if none is given."""
@@ -309,6 +404,10 @@ class Cleaner:
         if installed := _INSTALLED.match(folders):
             return folders[installed.end() :]
         return self._number(folders) + folders[-1:]
+
+    def _without_packages(self, path: re.Match[bytes]) -> bytes:
+        is_known = path["top"] in _LIBRARIES or MARK.fullmatch(path["top"].decode("utf-8", "replace"))
+        return path.group() if is_known else self._number(path.group()) + path.group()[-1:]
 
     def _numbered(self, path: re.Match[bytes]) -> bytes:
         return self._number(path.group())

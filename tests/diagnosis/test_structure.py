@@ -128,6 +128,20 @@ def test_narrower_products_are_a_part_of_fused_attention_where_the_rest_is_narro
     assert found.finding("precision") is None
 
 
+@pytest.mark.parametrize(("passes", "products"), [((SOFTMAX,), 1), ((LAYER_NORM, SOFTMAX), 2)])
+def test_layers_with_a_softmax_are_no_attention(passes: tuple[str, ...], products: int) -> None:
+    """One product between two softmaxes belongs to no attention, and scores are not normalized before it."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(6):
+            for name in passes:
+                machine.launch(300 * US, name)
+            machine.launch(100 * US, ADD)
+            machine.launch(200 * US, times=products)
+
+    assert verdict(step).finding("unfused-attention") is None
+
+
 def test_the_softmax_of_a_loss_is_none_of_attention() -> None:
     def step(machine: Machine) -> None:
         for _ in range(4):

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tests.readers.kineto_traces import annotation, arrow, kernel, launch, operator, written
+from tests.readers.kineto_traces import annotation, arrow, event, kernel, launch, operator, written
 from warplens.profile import Device, Trace
 from warplens.profile.spelling import short_name
 from warplens.readers import discover, read
@@ -519,6 +519,22 @@ def test_launches_without_a_kernel_are_lost_work(trace):
     assert (note.level.value, note.text[:24]) == ("warning", "1 of 100 kernel launches")
     (note,) = [note for note in trace(*events[:90:2], *events[90:]).capture.notes if note.code == "lost-gpu-work"]
     assert note.level.value == "blocking"
+
+
+def test_all_kernels_may_be_lost(trace):
+    memset = event("gpu_memset", "Memset (Device)", 3, 1, process=0, thread=7, device=0, stream=7, bytes=4)
+    (note,) = [note for note in trace(launch(1, 1, 1), memset).capture.notes if note.code == "lost-gpu-work"]
+    assert (note.level.value, note.text[:20]) == ("blocking", "1 of 1 kernel launch")
+
+
+@pytest.mark.parametrize(("unreadable", "level"), [(1, "warning"), (30, "blocking")])
+def test_gpu_work_of_impossible_times_is_lost_work(trace, unreadable, level):
+    """Also where no call tells how many kernels there were, as with CUDA graphs."""
+    kernels = [kernel(number, 1) for number in range(100)]
+    found = trace(*kernels, *({**kernel(200 + number, 1), "ts": "soon"} for number in range(unreadable)))
+    (note,) = [note for note in found.capture.notes if note.code == "invalid-times"]
+    assert note.level.value == level
+    assert ("30 of 130 pieces of GPU work are missing" in note.text) is (level == "blocking")
 
 
 def test_a_trace_without_shapes_calls_or_devices_says_so(trace):

@@ -48,6 +48,11 @@ def _refused(path: Path) -> str:
         (b"\n\x02\x40\x01\n\x02\x40", "a trace in Perfetto's format"),
         (b"\n\x02\x40\x01\x12\x00", "binary data of an unknown kind"),
         (b"SQLite format 3\x00", "within the SQLite header"),
+        (b'"ID","Process ID","Kernel Name","Metric Name"\n"0","1","k","m"\n', "Ask for its counters instead"),
+        (b'{"schema": "warplens.measurements/1"}', "warplens bench show FILE, or warplens sweep report FILE"),
+        (b'{"traceEvents": [1, 2, 3]}', "none of its events can be read"),
+        (b'{"traceEvents": ' + b"[" * 5_000 + b"]" * 5_000 + b"}", "none of its events can be read"),
+        (b'{"traceEvents": [{"name": "' + b"x" * 9_000_000 + b'"}]}', "objects of at most 4 MiB"),
     ],
 )
 def test_a_file_of_another_kind_is_named_for_what_it_is(tmp_path, content, said):
@@ -109,7 +114,7 @@ def test_another_sqlite_database(tmp_path, tables, found):
 def test_real_files_of_other_kinds(captured):
     assert "not an Nsight Systems export" in _refused(captured("nsys/not_an_nsys_file.sqlite"))
     assert "an Nsight Compute report" in _refused(captured("ncu/truncated.ncu-rep"))
-    assert "found text" in _refused(captured("ncu/error_only.csv"))
+    assert "found a table of Nsight Compute" in _refused(captured("ncu/error_only.csv"))
     assert "the JSON output of rocprofv3" in _refused(captured("kineto/not_a_chrome_trace_rocprof.json.gz"))
 
 

@@ -65,6 +65,14 @@ __all__ = [
     "slices",
 ]
 
+#: What a file of measurements holds, and what can be asked of it.
+_OF_MEASUREMENTS: Final = (
+    MeasurementsFile(),
+    "measurements of Warplens",
+    "Ask for them instead: warplens bench show FILE, or warplens sweep report FILE",
+)
+_COUNTERS_ADVICE: Final = "Ask for its counters instead: warplens counters FILE"
+_REPORT_ADVICE: Final = "Ask for a report on it instead: warplens report FILE"
 _ZIP_ADVICE: Final = "Unpack it and give the files inside; .gz, .xz and .zst are read as they are"
 
 #: Readers of traces.
@@ -73,12 +81,13 @@ _TRACES: Final = Wanted[Trace](
     "not a profile",
     "Give an Nsight Systems report (.nsys-rep) or its SQLite export, or a Chrome trace of the PyTorch profiler",
     {
-        Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
+        Kind.NCU_REP: _COUNTERS_ADVICE,
         Kind.ZIP: _ZIP_ADVICE,
         **dict.fromkeys((Kind.HDF5, Kind.ARROW), EXPORT_ADVICE),
         Kind.PERFETTO: "Give the trace that the PyTorch profiler wrote (.json), or the report of Nsight Systems",
         Kind.PARQUET: "Give the folder that nsys export --type parquetdir wrote, not one table of it",
     },
+    ((NcuCsv(), "a table of Nsight Compute", _COUNTERS_ADVICE), _OF_MEASUREMENTS),
 )
 
 #: Readers of hardware counters.
@@ -87,9 +96,10 @@ _COUNTERS: Final = Wanted[KernelCounters](
     "not counters of Nsight Compute",
     "Give a .ncu-rep file, or its export: ncu --import profile.ncu-rep --page raw --csv > profile.csv",
     {
-        **dict.fromkeys((Kind.SQLITE, Kind.NSYS_REP), "Ask for a report on it instead: warplens report FILE"),
+        **dict.fromkeys((Kind.SQLITE, Kind.NSYS_REP), _REPORT_ADVICE),
         Kind.ZIP: _ZIP_ADVICE,
     },
+    ((KinetoTrace(), "a trace of the PyTorch profiler", _REPORT_ADVICE), _OF_MEASUREMENTS),
 )
 
 #: Memory of a report per byte of a compressed file, at most: an export takes seven times its size, and xz makes it up

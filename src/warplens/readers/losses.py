@@ -1,4 +1,4 @@
-"""Launches without recorded work: which calls launch, how much that limits the results, which were only queued."""
+"""Lost GPU work: launches without any, events left out, and how much that limits the results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Final
 
 import polars as pl
 
-from warplens.profile import NoteLevel
+from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import name_categories
+from warplens.readers.limits import IMPOSSIBLE_TIMES
+from warplens.writing import plural
 
 #: Above this share of launches without any work, times and idle shares are wrong by as much.
 LOST_SHARE_BLOCKING: Final = 0.05
@@ -21,6 +23,23 @@ def lost_level(share: float) -> NoteLevel:
     if share >= LOST_SHARE_BLOCKING:
         return NoteLevel.BLOCKING
     return NoteLevel.WARNING if share >= LOST_SHARE_WARNING else NoteLevel.INFO
+
+
+def invalid_times(left_out: int, work_left_out: int, work: int, recapture: str) -> Note:
+    """The note on events that were left out because of their times; GPU work among them is lost work.
+
+    Args:
+        left_out: number of events left out.
+        work_left_out: number of those that are GPU work.
+        work: number of pieces of GPU work that were kept.
+        recapture: the command that records again.
+    """
+    text = f"{plural(left_out, 'event was', 'events were')} left out: {IMPOSSIBLE_TIMES}."
+    level = NoteLevel.WARNING
+    if work_left_out and lost_level(work_left_out / (work_left_out + work)) is NoteLevel.BLOCKING:
+        level = NoteLevel.BLOCKING
+        text += f" With them, {work_left_out:,} of {work_left_out + work:,} pieces of GPU work are missing."
+    return Note("invalid-times", level, text, f"If many are missing, record again: {recapture}")
 
 
 def called_like(calls: pl.DataFrame, pattern: str) -> pl.Series:

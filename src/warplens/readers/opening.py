@@ -276,6 +276,8 @@ class Wanted(Generic[Content]):
     unlike: str
     advice: str
     advice_by_kind: Mapping[Kind, str]
+    #: readers of formats that answer other questions, each with what they hold and advice
+    others: tuple[tuple[Reader[object], str, str], ...] = ()
 
     def refusal(self, path: Path, kind: Kind) -> UnreadableInputError:
         """The error for a file of a kind that none of the formats has."""
@@ -320,7 +322,13 @@ class Wanted(Generic[Content]):
         return self._reader(file.known_as, head_of(file.path))
 
     def _reader(self, path: Path, head: bytes) -> Reader[Content]:
-        if (reader := reader_for(self.readers, head)) is None:
+        reader = reader_for(self.readers, head)
+        if reader is not None and reader.sniff(head):
+            return reader
+        for other, found, advice in self.others:
+            if other.sniff(head):
+                raise UnreadableInputError(path, f"found {found}, {self.unlike}", advice)
+        if reader is None:
             raise self.refusal(path, kind_of_bytes(head))
         return reader
 

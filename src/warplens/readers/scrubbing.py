@@ -31,12 +31,15 @@ class Removed:
     searched: int  #: number of names and values of the original that the copy was searched for
     words: tuple[str, str]  #: names of `tables` and `rows` for this format
     kinds: dict[str, int] = field(default_factory=dict)  #: number of rewritten texts by reason, `Cleaner.kinds`
+    left: int = 0  #: number of those values that still stand in names that people gave, `Cleaner.left`
 
     @classmethod
-    def of(cls, cleaner: Cleaner, words: tuple[str, str], tables: dict[str, int], rows: dict[str, int]) -> Removed:
-        """The removed content, with the counts of the cleaner."""
+    def of(
+        cls, cleaner: Cleaner, words: tuple[str, str], tables: dict[str, int], rows: dict[str, int], *python: str
+    ) -> Removed:
+        """The removed content, with the counts of the cleaner; `python`: the places with names of Python functions."""
         texts, searched = cleaner.rewritten(), len(cleaner.secrets.all)
-        return cls(dict(tables), dict(rows), texts, searched, words, cleaner.kinds())
+        return cls(dict(tables), dict(rows), texts, searched, words, cleaner.kinds(), cleaner.left(*python))
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
@@ -54,7 +57,8 @@ def search_copy(
 ) -> None:
     """Search the finished copy: its rewritten texts for names and addresses, its raw bytes for all secrets.
 
-    A word that is also part of a kept text, such as the name of a function, is there by chance.
+    A word that is also part of a kept text, such as the name of a function, is there by chance; `Cleaner.left` counts
+    those in names that people gave.
 
     Args:
         secrets: texts that it must not contain.

@@ -62,6 +62,7 @@ _HIDDEN, _COMPUTED = 6, (2, 3)
 _ROW_NUMBERS = ("rowid", "_rowid_", "oid")
 
 _LACKS_COLUMN = "no such column: "
+_OTHER_VALUES = "holds other values than the whole numbers that belong there"
 
 #: SQLITE_MAX_PATHNAME of all builds, less the suffixes that SQLite appends to the name.
 _LONGEST_PATH = 500
@@ -261,14 +262,14 @@ class SqliteFile:
             return None
         return whole_numbers(place_of, {name: places[name] for name in columns}, part.first, part.capacity)
 
-    def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
-        """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
+    def frame(self, table: str, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
+        """The result of a query of a table as columns: `Int64`, and `Binary` for the columns named in `texts`.
 
         ADBC takes a column's type from its first batch and integers for a column of nulls, so that a column with any
         other type is an error of the file. Safe to call from several threads.
         """
         with (
-            self._readable(),
+            self._readable(table),
             adbc_driver_sqlite.connect(self.uri) as database,
             adbc.AdbcConnection(database) as connection,
             adbc.AdbcStatement(connection) as statement,
@@ -281,7 +282,7 @@ class SqliteFile:
             return pl.DataFrame(schema={name: pl.Binary if name in texts else pl.Int64 for name in frame.columns})
         for name, dtype in frame.schema.items():
             if dtype != (pl.Binary if name in texts else pl.Int64):
-                raise self.unreadable(f"column {name} holds other values than the whole numbers that belong there")
+                raise self.unreadable(f"column {name} of its table {table} {_OTHER_VALUES}")
         return frame
 
     def unreadable(self, found: str, advice: str = EXPORT_ADVICE) -> UnreadableInputError:
@@ -289,20 +290,20 @@ class SqliteFile:
         return UnreadableInputError(self.known_as, found, advice)
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _readable(self, table: str = "") -> Iterator[None]:
         # The libraries' own messages are not shown: they quote SQL, and paths, which contain user names.
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, adbc.Error, pl.exceptions.PolarsError, UnicodeError) as error:
-            raise self.failed(error) from None
+            raise self.failed(error, table) from None
 
-    def failed(self, error: Exception) -> UnreadableInputError:
-        """The error for an exception of a library; the file is not always the cause."""
+    def failed(self, error: Exception, table: str = "") -> UnreadableInputError:
+        """The error for an exception of a library, of this table if it is known; the file is not always the cause."""
         text = str(error)
         if text.startswith(_LACKS_COLUMN):
             return self.unreadable(f"a table of it has no column {text.removeprefix(_LACKS_COLUMN)}")
         if "Type mismatch" in text:
-            return self.unreadable("a column holds other values than the whole numbers that belong there")
+            return self.unreadable(f"a column of {f'its table {table}' if table else 'a table'} {_OTHER_VALUES}")
         if "unable to open" in text and len(os.fsencode(self._path)) > _LONGEST_PATH:
             return self.unreadable("its path is too long for SQLite", "Move it to a folder with a shorter one")
         for message, (found, advice) in _SYSTEM_ERRORS.items():

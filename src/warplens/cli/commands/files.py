@@ -122,13 +122,16 @@ def scrub(
         result = scrubbed_copy(source, target)
     whole_noun, parts_noun = result.words
     left_out, entries, texts = sum(result.tables.values()), sum(result.rows.values()), sum(result.texts.values())
+    left = "none is left"
+    if result.left:
+        left = f"{fmt.plural(result.left, 'is', 'are')} left in names that people gave, perhaps as words: check these"
     with answering() as stdout:
         stdout.write(
             f"{one_line(target)}: {fmt.data_size(target.stat().st_size)}, a copy of {one_line(result.source)}; "
             f"texts rewritten: {fmt.count(texts)}; "
             f"left out: {fmt.count(left_out)} ({whole_noun}), {fmt.count(entries)} ({parts_noun})\n"
             f"Names and values of the original that the copy was searched for: {fmt.count(result.searched)}; "
-            "none is left\n"
+            f"{left}\n"
             f"Both were read and give the same {fmt.count(result.compared)} tables, rewritten texts apart\n"
         )
 

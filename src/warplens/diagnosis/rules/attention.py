@@ -29,8 +29,9 @@ class UnfusedAttention(StructureRule):
     limiter = "attention that writes its scores to memory"
     cause = "unfused attention: its scores (queries × keys) go through memory between two products"
     raised_when = (
-        "a softmax lies between two matrix products with only passes over memory around it, or fused attention gets "
-        "one mask of queries × keys for all sequences and heads; and it costs 2 %"
+        "a softmax lies between two matrix products of its own with only passes over memory around it, none of them a "
+        "normalization, or fused attention gets one mask of queries × keys for all sequences and heads; and it costs "
+        "2 %"
     )
     claimed = (
         "these passes, and the part of the two products that fused attention saves; for fused attention with such a "
@@ -174,7 +175,9 @@ class UnfusedAttention(StructureRule):
         softmax = np.flatnonzero(program.in_order(is_softmax))
         if not len(softmax):
             return passes, products, 0
-        is_pass = np.append(program.in_order(program.passes | ~program.is_kernel), False)
+        # Scores are not normalized in any other way.
+        over_scores = program.passes & ~program.labelled("normalization")
+        is_pass = np.append(program.in_order(over_scores | ~program.is_kernel), False)
         is_product = program.in_order(program.labelled("gemm"))
         breaks = program.breaks
         stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
@@ -188,13 +191,16 @@ class UnfusedAttention(StructureRule):
         softmax, left, right = softmax[reached], left[reached], right[reached]
         between = is_product[left - 1] & is_product[right + 1]
         softmax, left, right = softmax[between], left[between], right[between]
+        # Each attention has two products of its own: one between two softmaxes makes a layer of each, not attention.
+        alone = ~np.isin(left - 1, right + 1) & ~np.isin(right + 1, left - 1)
+        softmax, left, right = softmax[alone], left[alone], right[alone]
         lengths = right - left + 1
         inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
         softmax_ns = np.repeat(program.own_ns[order[softmax]], lengths)
-        over_scores = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
+        is_large = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
         second = right[right + 2 < count] + 2
         second = second[is_product[second] & ~breaks[second]]
-        passes[order[inside[over_scores]]] = True
+        passes[order[inside[is_large]]] = True
         products[order[np.concatenate((left - 1, right + 1, second))]] = True
         return passes, products, len(softmax)
 

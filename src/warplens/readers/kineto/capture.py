@@ -19,8 +19,7 @@ from warplens.readers.excerpts import IN_SLICES
 from warplens.readers.kineto.issuers import Issued
 from warplens.readers.kineto.spans import WORK_ALONE, Recorded, Spans
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, kind_of_category
-from warplens.readers.limits import IMPOSSIBLE_TIMES
-from warplens.readers.losses import called_like, lost_level, still_queued
+from warplens.readers.losses import called_like, invalid_times, lost_level, still_queued
 from warplens.writing import plural
 
 #: Absolute times are between 2015 and 2100; others count from the start of the machine or of the program.
@@ -206,7 +205,8 @@ def _lost_work(findings: Findings) -> list[Note]:
     if findings.document.part.excerpt is not None:
         return []  # work queued for longer than the excerpt is outside of it
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
-    if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:
+    without_call = kernels.height > 0 and kernels["correlation"].null_count() == kernels.height
+    if not _work(findings) or findings.issued.unknown or without_call:
         return []  # kernels cannot be matched with calls
     launches = calls.select("process", "correlation", "start_ns").filter(called_like(calls, _LAUNCHES))
     lost = 0
@@ -295,8 +295,7 @@ def _damage(findings: Findings) -> list[Note]:
         text = f"{plural(document.damaged, 'place')} in the trace could not be read; the events there are missing."
         notes.append(Note("damaged-events", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if spans.invalid:
-        text = f"{plural(spans.invalid, 'event was', 'events were')} left out: {IMPOSSIBLE_TIMES}."
-        notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
+        notes.append(invalid_times(spans.invalid, spans.invalid_work, _work(findings), RECAPTURE))
     if spans.still_open:
         events = plural(spans.still_open, "host event was", "host events were")
         text = f"{events} still open when the recording ended, and taken to end with it."

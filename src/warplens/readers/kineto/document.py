@@ -259,6 +259,8 @@ class _Walk(Generic[AnyPieces]):
         lost = len(rest.strip(b" \t\r\n,"))
         if self.source.cut_off or lost or not (self.ended or self.is_array):
             self.document.cut_off_bytes = lost
+            if not self.document.events and not self.source.cut_off and _closes_array(rest):
+                self.document.damaged += 1
         self.document.damaged += _EVENTS in self.trailer  # of another trace, which was appended
         self.document.header = _header(head, bytes(self.trailer), self.decoder)
 
@@ -426,6 +428,12 @@ def last_boundary(text: bytes) -> int | None:
         if last is not None or begin == 0:
             return last
         tail *= 8
+
+
+def _closes_array(text: bytes) -> bool:
+    """Whether the array that the text begins in ends in it: a complete file whose array holds no events."""
+    plain = _STRING.sub(b"", text)
+    return plain.count(b"]") > plain.count(b"[")
 
 
 def _may_be_one_event(text: bytes) -> bool:

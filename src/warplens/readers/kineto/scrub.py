@@ -99,7 +99,7 @@ def copy_kineto(file: Input, partial: Path) -> Removed:
     what = "a value that stood around the events"
     search_copy(partial, secrets, file.known_as, rewritten, copy.cleaner.results(), what)
     words = ("members around the events", "members of events")
-    return Removed.of(copy.cleaner, words, copy.left_members, copy.left_arguments)
+    return Removed.of(copy.cleaner, words, copy.left_members, copy.left_arguments, "python")
 
 
 @dataclass
@@ -201,8 +201,8 @@ def _search_member(secrets: Secrets, name: bytes, value: Any) -> None:
         of_job = _JOB.search(name) and len(text) >= _SHORTEST_JOB and not _PLAIN_WORD.fullmatch(text)
         if IDENTIFYING.search(name) or of_job:
             secrets.identify(text)
-        elif text:
-            secrets.others.add(text)
+        else:
+            secrets.add_other(text)
 
 
 def _bytes(text: str) -> bytes:
@@ -220,7 +220,7 @@ class _Copy:
     """
 
     def __init__(self, secrets: Secrets) -> None:
-        self.secrets, self.cleaner = secrets, Cleaner(secrets)
+        self.secrets, self.cleaner = secrets, Cleaner(secrets, ("name",))
         self.left_members: Counter[str] = Counter()
         self.left_arguments: Counter[str] = Counter()
 

@@ -280,6 +280,7 @@ class Spans:
     zero_ns: int | None = None  #: the first event on the trace's own clock; None where there is none
     last_ns: int = 0
     invalid: int = 0  #: events left out because of their times: no begin, no duration, a negative or an impossible one
+    invalid_work: int = 0  #: those of them that are GPU work
     still_open: int = 0  #: host events without an end; they end with the trace
     repeated: int = 0  #: events left out because the trace holds them twice
     is_whole_microseconds: bool = False  #: whether no time has a fraction of a microsecond
@@ -325,6 +326,7 @@ def _valid(kind: str, events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
     sound = begun & duration.is_between(0, LONGEST_NS).fill_null(kind not in GPU_KINDS)
     valid = events if events.select(sound.all()).item() else events.filter(sound)
     spans.invalid += events.height - valid.height
+    spans.invalid_work += events.height - valid.height if kind in GPU_KINDS else 0
     identity = _IDENTITIES.get(kind)
     if identity is not None:
         unique = _without_repeated(valid, identity)

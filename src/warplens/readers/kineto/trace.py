@@ -33,6 +33,7 @@ from warplens.readers.kineto.gpu import (
 from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
 from warplens.readers.kineto.spans import WHOLE, WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
+from warplens.readers.limits import EVENT_BYTES
 from warplens.readers.opening import Asked, Input
 from warplens.secrets import without_folders
 
@@ -228,10 +229,11 @@ _OTHER_FORMATS = (
     (b'"nvtxw"', "a JSON export of Nsight Systems", "Export it with nsys export --type sqlite"),
     (b'"segments"', "a memory snapshot of PyTorch", "Export a Chrome trace"),
 )
-_CUT_OFF = "the file is damaged or incomplete, and ends before any event"
+_CUT_OFF = ("the file is damaged or incomplete, and ends before any event", "Copy or download it again")
 #: Processes as XLA's profiler names them.
 _XLA_PROCESSES = (b'"/device:GPU:', b'"/device:TPU:', b'"/host:CPU"')
 _ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
+_NO_EVENTS = (f"none of its events can be read: events are objects of at most {EVENT_BYTES >> 20} MiB", _ADVICE)
 
 
 def read_kineto(file: Input, asked: Asked) -> Trace:
@@ -287,7 +289,7 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
             if mark in document.begin:
                 raise UnreadableInputError(known_as, f"this is {found}, not a trace of the PyTorch profiler", advice)
         if document.cut_off_bytes is not None:
-            raise UnreadableInputError(known_as, _CUT_OFF, "Copy or download it again")
+            raise UnreadableInputError(known_as, *_CUT_OFF)
         raise UnreadableInputError(known_as, "this is JSON, but no Chrome trace: it has no traceEvents", _ADVICE)
     if any(frame.height for frame in document.frames.values()):
         return
@@ -306,6 +308,6 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
         found = "this is a list of numbers, as PyTorch's export_memory_timeline writes, and no trace"
         raise UnreadableInputError(known_as, found, _ADVICE)
     if not document.events and document.cut_off_bytes is not None:
-        raise UnreadableInputError(known_as, _CUT_OFF, "Copy or download it again")
+        raise UnreadableInputError(known_as, *(_NO_EVENTS if document.damaged else _CUT_OFF))
     if not document.events and not document.header.get("schemaVersion"):
         raise UnreadableInputError(known_as, "this Chrome trace has no events", f"Record again with {RECAPTURE}")

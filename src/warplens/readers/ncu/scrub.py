@@ -88,7 +88,7 @@ def copy_ncu_rep(source: Input, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
     with content_of(source.path, source.known_as) as data:
         secrets = _secrets_of(data, source.known_as)
-        copy = _Copy(data, source.known_as, Cleaner(secrets))
+        copy = _Copy(data, source.known_as, Cleaner(secrets, tuple(_RESULT_PLANS)))
         with partial.open("wb") as file:
             for piece in copy.pieces():
                 file.write(piece)
@@ -143,7 +143,7 @@ def _search_details(secrets: Secrets, details: Message) -> None:
 def _search_path(secrets: Secrets, text: str) -> None:
     secrets.add_home_owners(text.encode())
     if "/" in text or "\\" in text:
-        secrets.others.add(text.encode())
+        secrets.add_other(text.encode())
 
 
 class _Copy:
@@ -254,7 +254,7 @@ def copy_ncu_csv(source: Input, partial: Path) -> Removed:
     try:
         for names, cells, _ in _rows(source.path):
             _search_row(secrets, names or (), cells)
-        cleaner = Cleaner(secrets)
+        cleaner = Cleaner(secrets, ("line", "cell"))
         with partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
             for names, cells, line in _rows(source.path):
@@ -302,7 +302,7 @@ def _search_row(secrets: Secrets, names: Sequence[str], cells: Sequence[str]) ->
     """Collect identifying texts: names of hosts, owners of home folders."""
     for name, value in zip(names, cells, strict=False):
         if name in _EMPTIED and value:
-            secrets.identify(value.encode()) if name == "Host Name" else secrets.others.add(value.encode())
+            secrets.identify(value.encode()) if name == "Host Name" else secrets.add_other(value.encode())
     for cell in cells:
         if "/" in cell or "\\" in cell:
             secrets.add_home_owners(cell.encode("utf-8", "replace"))

@@ -14,8 +14,7 @@ import polars as pl
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES, worst_first
-from warplens.readers.limits import IMPOSSIBLE_TIMES
-from warplens.readers.losses import LOST_SHARE_WARNING, called_like, lost_level, still_queued
+from warplens.readers.losses import LOST_SHARE_WARNING, called_like, invalid_times, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
 from warplens.writing import plural
 
@@ -61,6 +60,7 @@ class Findings:
     has_devices: bool  #: whether the export describes the GPUs
     ambiguous_devices: bool  #: whether two processes use different models under one ordinal
     dropped_rows: int  #: rows left out because their times make no sense
+    dropped_work: int  #: those of GPU work
     open_ranges: int  #: ranges that were still open when the capture ended
     repeated_calls: int  #: API calls that the export holds twice
     unnamed: int  #: strings referred to that the export does not hold
@@ -291,8 +291,8 @@ def _repeated(work: pl.DataFrame) -> int:
 def _repairs(findings: Findings) -> list[Note]:
     notes = []
     if findings.dropped_rows:
-        text = f"{plural(findings.dropped_rows, 'event was', 'events were')} left out: {IMPOSSIBLE_TIMES}."
-        notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
+        work = sum(frame.height for frame in findings.work)
+        notes.append(invalid_times(findings.dropped_rows, findings.dropped_work, work, RECAPTURE))
     if findings.open_ranges:
         ranges = plural(findings.open_ranges, "range was", "ranges were")
         text = f"{ranges} still open when the capture ended, and taken to end with the recording."

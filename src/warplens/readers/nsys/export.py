@@ -127,7 +127,7 @@ def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
         raw = file.numbers(plan.source.table, plan.columns, part)
         if raw is not None:
             return raw
-    raw = file.frame(f"{plan.query} AND {part.condition}", plan.texts)
+    raw = file.frame(plan.source.table, f"{plan.query} AND {part.condition}", plan.texts)
     file.refuse_damage_in(plan.source.table, part, raw.height if plan.source.where == ALL_ROWS else None)
     return raw
 
@@ -346,7 +346,7 @@ def put_together(
 ) -> Trace:
     """Build the trace from loaded rows; `part` is the excerpt they belong to, if any."""
     recorded = frozenset(_SOURCE_OF[name].trace_table for name in loaded)
-    dropped = sum(rows.dropped for rows in loaded.values())
+    dropped = {name: rows.dropped for name, rows in loaded.items()}
     frames = {name: rows.frame for name, rows in loaded.items()}
     loaded.clear()  # frees each frame as soon as the trace has its own
     callers = frames[_CALLS]["process"].drop_nulls().unique().to_list() if _CALLS in frames else []
@@ -375,7 +375,8 @@ def put_together(
             session=session,
             has_devices=bool(devices),
             ambiguous_devices=ambiguous,
-            dropped_rows=dropped,
+            dropped_rows=sum(dropped.values()),
+            dropped_work=sum(rows for name, rows in dropped.items() if _SOURCE_OF[name].trace_table in WORK_TABLES),
             open_ranges=open_ranges,
             repeated_calls=repeated,
             unnamed=len(strings.unnamed),

@@ -124,6 +124,9 @@ _WRITTEN_TEXTS = (
     ("ANALYSIS_FILE", "filename"),
 )
 
+#: Where names that people gave become texts of the copy.
+_NAMED = ("NVTX_EVENTS.text", "StringIds.value", "DIAGNOSTIC_EVENT.text")
+
 #: The kind of a column that holds bytes; 0 is numbers and nulls only, 1 texts.
 _BYTES = 2
 
@@ -188,7 +191,7 @@ class _Copy:
         self._rewrites = rewrites
         self._file = file
         self.secrets = _secrets_of(file)
-        self.cleaner = Cleaner(self.secrets)
+        self.cleaner = Cleaner(self.secrets, _NAMED)
         self.left_tables: dict[str, int] = {}
         self.left_rows: dict[str, int] = {}
         self._connection = connection
