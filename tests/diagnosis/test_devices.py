@@ -14,25 +14,33 @@ import pytest
 import warplens
 from tests.diagnosis.programs import judged
 from tests.readers import kineto_traces as kineto
-from tests.readers.exports import Export
+from tests.readers.exports import THREAD, Export, global_tid
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis
+from warplens.diagnosis.facts import gather
+from warplens.diagnosis.structure import backward_work
 from warplens.profile import Trace
 
 MS, STEPS = 1_000, 6  # µs
 CALL, START, BETWEEN, RETURN = 6, 3, 1, 2
-IDS = ("uneven-gpus", "gpus-in-turn")
+IDS = ("uneven-gpus", "gpus-in-turn", "data-parallel-threads")
+NCCL = "ncclDevKernel_"
+BROADCAST, REDUCE, ALL_REDUCE = f"{NCCL}Broadcast_RING_LL", f"{NCCL}Reduce_Sum_f32_RING_LL", f"{NCCL}AllReduce_RING_LL"
+OF_PYTORCH = "at::native::vectorized_elementwise_kernel"
+OF_GRADIENTS = "at::native::elementwise_backward_kernel"
+FUSED_ADAM = "at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>"
 
 
 class Gpus:
-    """One host thread, and GPUs that run their work in order; times are microseconds."""
+    """Host threads of which one runs at a time, and GPUs that run their work in order; times are microseconds."""
 
     def __init__(self, count: int) -> None:
         self.host, self.correlation = 0, 0
         self.free = [0] * count
+        self.thread = 0  #: that runs
         self.work: list[tuple[str, int, int, int, int]] = []
-        self.calls: list[tuple[str, int, int, int]] = []
+        self.calls: list[tuple[str, int, int, int, int]] = []
         self.ranges: list[tuple[str, int, int]] = []
 
     def launch(self, gpu: int, length: int, times: int = 1, *, after: int = 0, kind: str = "kernel") -> int:
@@ -52,7 +60,7 @@ class Gpus:
     def _call(self, name: str, length: int, least: int = 0) -> None:
         self.host += 4
         self.correlation += 1
-        self.calls.append((name, self.host, self.host + max(length, least), self.correlation))
+        self.calls.append((name, self.host, self.host + max(length, least), self.correlation, self.thread))
         self.host += max(length, least)
 
     @contextmanager
@@ -67,12 +75,13 @@ class Gpus:
 
     def events(self, thread: int = 101) -> list[object]:
         events = [kineto.annotation(name, start, end - start) for name, start, end in self.ranges]
-        for name, start, end, correlation in self.calls:
-            place = {"process": 100, "thread": thread}
+        for name, start, end, correlation, number in self.calls:
+            place = {"process": 100, "thread": thread + number}
             events.append(kineto.event("cuda_runtime", name, start, end - start, **place, correlation=correlation))
         for kind, gpu, start, end, correlation in self.work:
-            if kind == "kernel":
+            if kind != "copy":
                 row = kineto.kernel(start, end - start, correlation, device=gpu)
+                row["name"] = row["name"] if kind == "kernel" else kind
             else:
                 name = "Memcpy PtoP (Device -> Device)"
                 args = {"device": gpu, "stream": 7, "correlation": correlation, "bytes": 1 << 25}
@@ -84,12 +93,14 @@ class Gpus:
         export = Export()
         for name, start, end in self.ranges:
             export.range(start * 1_000, end * 1_000, name)
-        for name, start, end, correlation in self.calls:
-            export.call(start * 1_000, end * 1_000, f"{name}_v7000", correlation)
+        for name, start, end, correlation, number in self.calls:
+            thread = global_tid(THREAD + number)
+            export.call(start * 1_000, end * 1_000, f"{name}_v7000", correlation, globalTid=thread)
         for kind, gpu, start, end, correlation in self.work:
             times = (start * 1_000, end * 1_000)
-            if kind == "kernel":
-                export.kernel(*times, correlation=correlation, deviceId=gpu)
+            if kind != "copy":
+                name = "gemm" if kind == "kernel" else kind
+                export.kernel(*times, name, correlation=correlation, deviceId=gpu)
             else:
                 export.copy(*times, kind=10, correlation=correlation, deviceId=gpu, bytes=1 << 25, srcKind=2)
         export.write(folder / "gpus.sqlite")
@@ -191,6 +202,66 @@ def launch_bound(gpus: Gpus) -> None:
         for gpu in range(2):
             gpus.launch(gpu, 5, times=10)
     gpus.wait()
+
+
+def in_threads(gpus: Gpus, *, first: int, kind: str = OF_PYTORCH) -> None:
+    """A thread for each GPU launches 10 ms of work; one runs until it lets go of the interpreter's lock."""
+    for gpu in range(2):
+        gpus.thread = first + gpu
+        gpus.host += 3 * MS
+        gpus.launch(gpu, 500, times=20, kind=kind)
+    gpus.thread = 0
+
+
+def copied_model(gpus: Gpus) -> None:
+    """The main thread copies the model onto both GPUs."""
+    for gpu in range(2):
+        gpus.launch(gpu, 50, times=4, kind=BROADCAST)
+    gpus.host += 4 * MS
+
+
+def data_parallel(gpus: Gpus) -> None:
+    """Both GPUs: a copy of the model, 10 ms forward, and 10 ms backward, then gradients to GPU 0, and its update."""
+    copied_model(gpus)
+    in_threads(gpus, first=1)
+    gpus.wait()
+    in_threads(gpus, first=3, kind=OF_GRADIENTS)
+    for gpu in range(2):
+        gpus.launch(gpu, 100, kind=REDUCE)
+    gpus.launch(0, 500, kind=FUSED_ADAM)
+    gpus.wait()
+
+
+def data_parallel_without_gradients(gpus: Gpus) -> None:
+    copied_model(gpus)
+    in_threads(gpus, first=1)
+    gpus.wait()
+
+
+def data_parallel_with_slow_input(gpus: Gpus) -> None:
+    """The same; the input takes 20 ms."""
+    gpus.host += 20 * MS
+    gpus.launch(0, 5)
+    data_parallel_without_gradients(gpus)
+
+
+def in_threads_without_copies(gpus: Gpus) -> None:
+    """Each GPU keeps its model."""
+    in_threads(gpus, first=1)
+    gpus.wait()
+
+
+def in_threads_with_sums(gpus: Gpus) -> None:
+    """Each GPU keeps its model, and its thread sums up gradients with the others, as in JAX."""
+    in_threads(gpus, first=1)
+    in_threads(gpus, first=1, kind=ALL_REDUCE)
+    gpus.wait()
+
+
+def copied_in_turn(gpus: Gpus) -> None:
+    """One thread copies the model, and launches all of the work."""
+    copied_model(gpus)
+    in_turn(gpus)
 
 
 def recorded(step: Step, count: int, form: str, folder: Path) -> Trace:
@@ -308,3 +379,48 @@ def test_gpus_with_a_thread_for_each_do_not_wait_for_each_other(tmp_path: Path) 
     second.ranges.clear()
     trace = warplens.read(kineto.written(tmp_path / "gpus.json", [*first.events(), *second.events(102)]))
     assert not {finding.id for finding in judged(trace).findings} & set(IDS)
+
+
+def test_threads_for_replicas_of_a_model_are_told_as_such_before_all_else(seen):
+    found = seen(data_parallel)
+    finding = found.findings[0]
+    assert found.verdict == "data-parallel-threads"
+    # 4 calls of the main thread, 4 ms, 3 ms for each thread, and the work of the last one, twice.
+    step = 4 + 2 * (2 * 3 + 10)
+    assert finding.expected == pytest.approx(step / 20.6, rel=0.04)
+    assert finding.expected_interval[0] < finding.expected < finding.bound
+    assert finding.evidence["replications_per_step"] == pytest.approx(1)
+    assert "DistributedDataParallel" in finding.remedies[0].how
+    assert not {other.id for other in found.findings[1:] if other.severity != "info"}
+    assert not {other.id for other in found.findings[1:]} & {"uneven-gpus", "gpus-in-turn", "recomputation"}
+    assert found.coverage.claimed_ns <= found.coverage.wall_ns
+
+
+def test_replicas_without_gradients_are_found_as_well(seen):
+    found = seen(data_parallel_without_gradients)
+    finding, step = found.findings[0], 4 + 2 * 3 + 10
+    assert found.verdict == "data-parallel-threads"
+    assert finding.expected == pytest.approx(step / 10, rel=0.05)
+    one = next(remedy for remedy in finding.remedies if "one GPU" in remedy.action)
+    assert one.gain == pytest.approx(1.0, abs=0.05)
+    assert "inputs[" in finding.remedies[0].how
+
+
+def test_a_process_for_each_gpu_waits_for_the_input_as_well(seen):
+    found = seen(data_parallel_with_slow_input)
+    finding, stall = found.finding("data-parallel-threads"), found.finding("host-stall")
+    assert finding.expected == pytest.approx(40 / 30, rel=0.05)
+    assert stall.expected == pytest.approx(40 / 20, rel=0.1)
+    assert found.verdict == "host-stall"
+
+
+@pytest.mark.parametrize("step", [in_threads_without_copies, in_threads_with_sums, copied_in_turn, in_turn, pipeline])
+def test_programs_that_keep_the_model_on_each_gpu_or_have_one_thread_have_no_replicas(seen, step):
+    assert seen(step).finding("data-parallel-threads") is None
+
+
+def test_autograd_has_a_thread_for_each_gpu(tmp_path: Path) -> None:
+    timeline = Timeline(recorded(data_parallel, 2, "nsys", tmp_path))
+    facts = gather(timeline, timeline.window())
+    backward = facts.work.filter(backward_work(facts)).group_by("device").len().sort("device")
+    assert backward["len"].to_list() == [20 * STEPS, 20 * STEPS]

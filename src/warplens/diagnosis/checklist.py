@@ -343,7 +343,8 @@ def _fusion(checked: Checked) -> Answer:
 
 def _distribution(checked: Checked) -> Answer:
     then = "choose a grid of whole waves, or a persistent kernel"
-    return _found(checked, ("straggler", "pipeline-bubble", "uneven-gpus", "gpus-in-turn"), {}) or _by_fault(
+    among_gpus = ("straggler", "pipeline-bubble", "uneven-gpus", "gpus-in-turn", "data-parallel-threads")
+    return _found(checked, among_gpus, {}) or _by_fault(
         checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share"
     )
 

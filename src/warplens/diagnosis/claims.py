@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import Spent
-from warplens.diagnosis.devices import IN_TURN, UNEVEN
+from warplens.diagnosis.devices import IN_TURN, REPLICATED, UNEVEN
 from warplens.diagnosis.evidence import is_unfused, time_inside
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.pace import INTERRUPTED_NS
@@ -110,7 +110,7 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     by_host, issuing, moved = _gap_claims(facts, is_unfused(facts))
     gap_shares = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
     gaps, issuing = _with_structure(facts, gap_shares, by_host, issuing)
-    gaps |= {id_: facts.causes[id_] for id_ in (UNEVEN, IN_TURN) if id_ in facts.causes}
+    gaps |= {id_: facts.causes[id_] for id_ in (UNEVEN, IN_TURN, REPLICATED) if id_ in facts.causes}
     work, share, wanted = _work_claims(facts, rules)
     own = facts.program.own_ns
     for position, rule in enumerate(rules):

@@ -6,12 +6,14 @@ busy time of the busiest GPU of a process, and `U` the time in which any of its 
 * a GPU with less work waits for the busiest one for the difference of their busy times. This much of its idle time
   while the busiest GPU works is due to uneven work. `T − M` of its idle time is left, as on the busiest GPU;
 * GPUs that take turns wait for each other for `U` less their own busy time. Nothing but other work at the same time
-  shortens `U`; the step takes `T − (U − M)` if they all worked at the same time.
+  shortens `U`; the step takes `T − (U − M)` if they all worked at the same time;
+* GPUs with replicas of a model, which threads of one process launch, wait while any of them works or is prepared, as
+  far as a process for each GPU would not (`warplens.diagnosis.replicas`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -23,11 +25,14 @@ from warplens.analysis.frames import Spent
 from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
+from warplens.diagnosis.findings import ISSUING
+from warplens.diagnosis.replicas import Replicas, replicas_of
 from warplens.profile.schema import Int64s
 
 #: Findings on this idle time, which is also a cause in `Facts.causes`, by the same names.
 UNEVEN: Final = "uneven-gpus"
 IN_TURN: Final = "gpus-in-turn"
+REPLICATED: Final = "data-parallel-threads"
 
 #: GPUs take turns if some of them work for this share of the window while the busiest one is idle. Equal work that the
 #: host issues to one GPU after the other is apart by the time of issuing it.
@@ -48,7 +53,8 @@ class Sharing:
     busy_ns: tuple[int, ...]  #: busy time of each in the window
     any_busy_ns: int  #: time in which at least one works
     waits: Spent  #: time of each pause of the window in which a GPU waits for another one of the process
-    in_turn: bool  #: whether they take turns; otherwise they wait for the busiest one
+    cause: str  #: the finding on these waits
+    replicas: Replicas | None = None  #: of a model that is copied onto them in each step
 
     @property
     def evened_ns(self) -> float:
@@ -73,11 +79,18 @@ def sharings(
     alone = pairs.filter((~pl.col("device").is_duplicated()).all().over("process"))
     for group in alone.partition_by("process"):
         if group.height > 1:
-            yield _sharing(timeline, window, group["device"].sort().to_list(), gaps, causes)
+            devices = group["device"].sort().to_list()
+            replicas = replicas_of(timeline, window, devices, work, gaps, causes)
+            yield _sharing(timeline, window, devices, gaps, causes, replicas)
 
 
 def _sharing(
-    timeline: Timeline, window: Window, devices: Sequence[int], gaps: pl.DataFrame, causes: Mapping[str, Spent]
+    timeline: Timeline,
+    window: Window,
+    devices: Sequence[int],
+    gaps: pl.DataFrame,
+    causes: Mapping[str, Spent],
+    replicas: Replicas | None,
 ) -> Sharing:
     busy = {device: clip(timeline.busy(device), window.start_ns, window.end_ns) for device in devices}
     times = {device: total(busy[device]) for device in devices}
@@ -97,11 +110,29 @@ def _sharing(
         and _share_a_thread(timeline, window, devices)
     )
     waits = np.zeros(gaps.height, dtype=np.int64)
+    if replicas is not None:
+        replicated = during(union(some, replicas.busy))
+        issuing = reduce(Spent.plus, (causes[cause] for cause in ISSUING)).whole()
+        lasting = np.minimum(replicated, ends - starts - issuing)
     for device, rows in of_device.items():
+        if replicas is not None:
+            # The host issues work in the pauses that are left with a process for each GPU.
+            left = max(replicas.apart_ns(1.0) - replicas.other_ns - times[device], 0.0)
+            short = replicated[rows] - lasting[rows]
+            waits[rows] = _less(short, left) + _less(lasting[rows], left - short.sum())
+            continue
         less = times[order[0]] - times[device]
         part = less / max(int(beside[rows].sum()), 1)
         waits[rows] = elsewhere[rows] if in_turn else (beside[rows] * part).astype(np.int64)
-    return Sharing(tuple(order), tuple(times[device] for device in order), total(some), Spent.of(waits), in_turn)
+    cause = REPLICATED if replicas is not None else IN_TURN if in_turn else UNEVEN
+    busy_ns = tuple(times[device] for device in order)
+    return Sharing(tuple(order), busy_ns, total(some), Spent.of(waits), cause, replicas)
+
+
+def _less(spent: Int64s, left_ns: float) -> Int64s:
+    """These times without so much of their sum, each less by the same share."""
+    share = min(max(left_ns / max(int(spent.sum()), 1), 0.0), 1.0)
+    return np.asarray(spent * (1 - share), dtype=np.int64)
 
 
 def _share_a_thread(timeline: Timeline, window: Window, devices: Sequence[int]) -> bool:
@@ -118,18 +149,19 @@ def _share_a_thread(timeline: Timeline, window: Window, devices: Sequence[int]) 
 def told_apart(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[Sharing]) -> dict[str, Spent]:
     """The causes of each pause, with the time of `Sharing.waits` as causes of their own.
 
-    It is taken from waits for other work, and beyond those from all other causes alike.
+    It is taken from waits for other work, and beyond those from all other causes alike. Time that replicas cost is
+    taken from all causes but the host's launches, and beyond those from these: launches are what is left of it.
     """
     apart = dict(causes)
-    for id_, in_turn in ((UNEVEN, False), (IN_TURN, True)):
-        waits = [sharing.waits for sharing in found if sharing.in_turn is in_turn]
+    for id_ in (UNEVEN, IN_TURN, REPLICATED):
+        waits = [sharing.waits for sharing in found if sharing.cause == id_]
         if not waits:
             continue
-        waited, depending = reduce(Spent.plus, waits).whole(), causes["dependency"].whole()
-        first = np.minimum(waited, depending)
-        share = (waited - first) / np.maximum(lengths - depending, 1)
-        moved = {cause: spent.times(share) for cause, spent in causes.items() if spent}
-        moved["dependency"] = Spent.of(first)
+        first: Collection[str] = causes.keys() - {*ISSUING} if id_ == REPLICATED else ("dependency",)
+        waited, before = reduce(Spent.plus, waits).whole(), reduce(Spent.plus, (causes[name] for name in first)).whole()
+        of_first = np.minimum(waited, before)
+        share, rest = of_first / np.maximum(before, 1), (waited - of_first) / np.maximum(lengths - before, 1)
+        moved = {cause: spent.times(share if cause in first else rest) for cause, spent in causes.items() if spent}
         apart |= {cause: apart[cause].plus(spent, -1) for cause, spent in moved.items()}
         apart[id_] = reduce(Spent.plus, moved.values())
     return apart

@@ -111,7 +111,7 @@ class Facts:
     window: Window
     work: pl.DataFrame  #: `WORK`
     gaps: pl.DataFrame  #: `GAPS`
-    #: cause of `IDLE_CAUSES` → its time in each pause; waits for another GPU of the process are `UNEVEN` or `IN_TURN`
+    #: cause of `IDLE_CAUSES` → its time in each pause; waits for another GPU of the process are a cause of `devices`
     causes: Mapping[str, Spent]
     host: HostLoad  #: activity of the launching threads
     devices: tuple[Device, ...] = ()  #: the GPUs that worked, as far as the profile describes them

@@ -296,7 +296,7 @@ class Rule:
         work_share = of_claim if model is None else model.work_share
         basis = Basis(self.model if on_gpu else "host", *span, work_share)
         bounded = bound if bound_known and bound < MANY else None
-        interval = _interval(basis, bounded)
+        interval = interval_of(basis, bounded)
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
@@ -364,7 +364,7 @@ class Rule:
         return self.found(title, "info", confidence, (None, None, gain), shown, where, tuple(filter(None, remedies)))
 
 
-def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
+def interval_of(basis: Basis, bound: float | None) -> tuple[float, float]:
     """The 90 % interval of a gain with this basis, cut at its bound."""
     spread = SPREADS[cast("Model", basis.model)]
     least, most = (basis.least - 1) / spread, (basis.most - 1) * spread
@@ -401,7 +401,7 @@ def told_of(
         own = min(max(remedy.gain, 1.0), most)
         span = Basis(remedy.basis.model, min(remedy.basis.least, own), max(remedy.basis.most, own))
         text = remedy.expected.replace(GAIN, about(own))
-        return replace(remedy, expected=text, gain=own, gain_interval=_interval(span, bound), basis=span)
+        return replace(remedy, expected=text, gain=own, gain_interval=interval_of(span, bound), basis=span)
 
     return in_order(tuple(map(with_gain, applying)), gain)
 

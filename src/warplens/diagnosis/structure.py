@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from warplens.analysis.frames import once
+from warplens.analysis.frames import numbered, once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
@@ -461,12 +461,14 @@ def backward_work(facts: Facts) -> Bools:
     gradient = program.is_kernel & program.marked("backward")
     if not (threads >= 0).any() or not gradient.any():
         return by_range
-    # In each process, the thread that launches most kernels named after gradients is autograd's, unless it launches
-    # everything.
-    process, starts = facts.work["process"].to_numpy(), facts.work["start_ns"].to_numpy()
-    by_thread = np.zeros(len(threads), dtype=np.bool_)
-    for each in np.unique(process[gradient]):
-        own = np.flatnonzero(process == each)
+    # In each process, the thread that launches most of a GPU's kernels named after gradients is autograd's, which has
+    # one for each GPU, unless it launches everything.
+    starts, by_thread = facts.work["start_ns"].to_numpy(), np.zeros(len(threads), dtype=np.bool_)
+    gpus, gpu = numbered(facts.work, ["process", "device"])
+    for each in range(gpus.height):
+        own = np.flatnonzero(gpu == each)
+        if not gradient[own].any():
+            continue
         values, counts = np.unique(threads[own[gradient[own]]], return_counts=True)
         engine, main = values[counts.argmax()], threads[own[np.argmin(starts[own])]]
         if engine != main:

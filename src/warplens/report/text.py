@@ -403,6 +403,7 @@ _CAUSES: Final = {
     "unknown": "cause not recorded",
     "uneven-gpus": "waiting for the busiest GPU",
     "gpus-in-turn": "waiting for the turn of another GPU",
+    "data-parallel-threads": "threads of one process for several GPUs",
 }
 
 

@@ -1,4 +1,4 @@
-"""Rules for a process that drives several GPUs, which wait for each other: uneven work, turns."""
+"""Rules for a process that drives several GPUs, which wait for each other: uneven work, turns, replicas of a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 import polars as pl
 
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing
+from warplens.diagnosis.devices import IN_TURN, REPLICATED, UNEVEN, Sharing
 from warplens.diagnosis.evidence import needed_ns
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, ISSUING, Finding, Remedy, ceiling, times
-from warplens.diagnosis.rule import Limit, first_of
+from warplens.diagnosis.findings import GAIN, ISSUING, MANY, Basis, Finding, Remedy, ceiling, times
+from warplens.diagnosis.pace import NOISE, Gain
+from warplens.diagnosis.replicas import BETWEEN
+from warplens.diagnosis.rule import Limit, bringing, first_of, interval_of
 from warplens.diagnosis.rules.ranks import RanksRule
+from warplens.profile.schema import Float64s
 
 
 class GpusRule(RanksRule):
@@ -24,7 +27,7 @@ class GpusRule(RanksRule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it: on the process whose GPUs wait the longest."""
-        found = [each for each in facts.sharings if each.in_turn is (self.id == IN_TURN)]
+        found = [each for each in facts.sharings if each.cause == self.id]
         waited = claims.idle_ns(self.id)
         if not found or ceiling(facts.wall_ns, waited) < facts.thresholds.raise_ceiling:
             return None
@@ -233,6 +236,113 @@ class GpusInTurn(GpusRule):
                     "Use one GPU if the model fits",
                     "model.to('cuda:0')  # instead of device_map='auto'; in 16 or 8 bits if memory is short",
                     "as fast as now, without the copies, and the other GPUs are free",
+                ),
+            ),
+        )
+
+
+class DataParallelThreads(GpusRule):
+    """One process copies its model onto several GPUs in each step, and a thread for each launches (`nn.DataParallel`).
+
+    The model of the gain is in `warplens.diagnosis.replicas`.
+    """
+
+    id = REPLICATED
+    question = "Does one process copy its model onto several GPUs in each step, with a thread for each of them?"
+    limiter = "threads of one process that launch the replicas of a model"
+    cause = (
+        "`nn.DataParallel`: the model is copied onto every GPU in each step, and threads of one process, which need "
+        "the interpreter's lock, launch the replicas"
+    )
+    raised_when = (
+        "one thread launches NCCL's broadcasts onto all GPUs of its process in each step, and other threads at least "
+        "half of the work of each GPU; the time is worth 2 %"
+    )
+    claimed = (
+        "copies of the model and copies between GPUs; idle time from the first copy to the end of the replicas' work, "
+        "and while another GPU works, as far as one process for each GPU would not have it"
+    )
+    headline = (
+        "Limited by threads of one process that launch the replicas of a model (nn.DataParallel): of the time of all "
+        "GPUs, {share} goes into copies of the model and waiting"
+    )
+    title = "One process copies the model onto all GPUs in each step, and its threads launch in turn (nn.DataParallel)"
+    evidence: ClassVar = {
+        "gpus_count": "GPUs of the process",
+        "replications_per_step": "how often the model is copied onto the GPUs",
+        "busiest_own_share": "of the window, on the busiest GPU, without copies of the model and between GPUs",
+        "host_needed_ns_per_step": "recorded host time between the launches of one GPU, without long pauses",
+        "copying_ns_per_step": "broadcasts and sums by NCCL and copies between GPUs, sum over GPUs",
+        "waiting_ns_per_step": "idle time that a process for each GPU would not have, sum over GPUs",
+        "waiting_share": "the same, of the time of all GPUs",
+    }
+    refutation = (
+        "Run the whole batch on one GPU, without nn.DataParallel: if the step takes nearly as many times as long as "
+        "there are GPUs, the replicas do work at the same time, and the cause is another one."
+    )
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """What is copied between the GPUs of such a process."""
+        devices = [device for each in facts.sharings if each.cause == self.id for device in each.devices]
+        if not devices:
+            return None
+        between = facts.program.having("label", *BETWEEN) & facts.work["device"].is_in(devices).to_numpy()
+        return np.asarray(between, dtype=np.float64)
+
+    def _of(self, facts: Facts, sharing: Sharing, waited_ns: int) -> Finding:
+        replicas, count = sharing.replicas, len(sharing.devices)
+        assert replicas is not None
+        copied_ns = facts.own_ns(pl.col("label").is_in(BETWEEN) & pl.col("device").is_in(sharing.devices))
+        usual = facts.unprofiled_share
+        paces = (usual, min(usual * NOISE, 1.0), usual / NOISE)
+        gains = [replicas.now_ns(pace) / max(replicas.apart_ns(pace), 1.0) for pace in paces]
+        idle_ns = replicas.duration_ns - sharing.busy_ns[sharing.devices.index(replicas.device)]
+        longest_ns = replicas.duration_ns + (NOISE - 1) * idle_ns  # pauses of the host differ from run to run
+        bound = longest_ns / max(replicas.own_ns, 1)
+        alone = [max(replicas.now_ns(pace) / max(replicas.alone_ns(pace), 1.0), 1.0) for pace in paces]
+        alone_most = max(*alone, longest_ns / max(replicas.alone_ns(1.0), 1.0))
+        if facts.phase is not None:
+            gains = [ceiling(facts.wall_ns, waited_ns + copied_ns)] * 3
+            bound = gains[0]
+        expected = min(gains[0], MANY)
+        low, high = interval_of(Basis("host", min(gains), max(gains)), max(bound, expected))
+        return self.costing(
+            facts.thresholds,
+            (low, expected, high),
+            sure=facts.sure,
+            bound=bound,
+            title=self.title,
+            confidence="high" if facts.sure else "medium",
+            evidence={
+                "gpus_count": count,
+                "replications_per_step": replicas.replications / facts.steps,
+                "busiest_own_share": replicas.own_ns / replicas.duration_ns,
+                "host_needed_ns_per_step": replicas.host_ns / facts.steps,
+                "copying_ns_per_step": copied_ns / facts.steps,
+                "waiting_ns_per_step": waited_ns / facts.steps,
+                "waiting_share": waited_ns / facts.wall_ns,
+            },
+            where=tuple(f"GPU {device}" for device in sharing.devices[:3]),
+            remedies=(
+                Remedy(
+                    "Start one process for each GPU",
+                    f"torchrun --nproc-per-node={count} program.py\n"
+                    + (
+                        "model = DistributedDataParallel(model, device_ids=[int(os.environ['LOCAL_RANK'])])\n"
+                        "# each process has its part of the batch: DataLoader(…, sampler=DistributedSampler(data))"
+                        if facts.trains
+                        else "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+                        f"inputs = inputs[int(os.environ['RANK'])::{count}]  # each process has a part of them"
+                    ),
+                    f"{GAIN}: the model stays on every GPU, and each has its own interpreter",
+                ),
+                bringing(
+                    Remedy(
+                        "Use one GPU for the whole batch, if it fits",
+                        f"model = model.to('cuda:{sharing.devices[0]}')  # without nn.DataParallel",
+                        f"{GAIN}: no copies and no second thread; the other GPUs are free",
+                    ),
+                    Gain(alone[0], min(alone), alone_most),
                 ),
             ),
         )
