@@ -1490,9 +1490,26 @@ def test_products_in_tf32_are_narrowed_with_those_off_the_tensor_cores() -> None
 
     first = verdict(step).findings[0]
     assert first.id == "precision"
+    assert first.title.startswith("Matrix products run in TF32 and fp32")
+    assert not any("TF32" in remedy.action for remedy in first.remedies), "it is allowed already"
     # Products at twice the rate, attention at 0.55 of the ratio of the peaks, half of the passes.
     assert first.expected == pytest.approx(500 / (300 / 2 / 0.9375 + 100 / (0.55 * 989 / 67) + 50), rel=0.03)
     assert first.bound == pytest.approx(500 / (120 + 5 + 40), rel=0.03)
+
+
+@pytest.mark.parametrize("small_us", [3, 200])
+def test_a_few_small_products_off_the_tensor_cores_leave_tf32_a_choice(small_us: int) -> None:
+    """Of small products, a library may have no kernel in TF32."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, TF32_GEMM, times=40)
+        machine.launch(small_us * US, FP32_GEMM)
+        machine.launch(20 * US, ADD, times=20)
+
+    found = verdict(step)
+    finding = found.finding("precision")
+    assert found.verdict == "below-roof"
+    assert finding is None or finding.expected < 1.03
 
 
 def test_preconditioners_of_an_optimizer_are_no_part_of_the_network() -> None:

@@ -20,7 +20,7 @@ _UNNAMED_ARGUMENT = lazy_pattern(r"(?<=\w)<unnamed>::")
 _BRACKET = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
 _SCOPE = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|::|[<>()]")
 #: Functions that only their namespace or class tells apart.
-_UNTOLD: Final = ("kernel", "Kernel", "run", "operator()")
+_UNTOLD: Final = {"kernel", "run", "operator", "main", "impl", "launch", "execute", "device", "entry", "func", "fn"}
 _WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 #: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are not lengths;
@@ -60,8 +60,8 @@ class NameParts:
 
         With its namespaces where it is just called a kernel (`gemvx::kernel`).
         """
-        short = self.short
-        return self.words if short in _UNTOLD else _words(short)
+        own = _words(self.short)
+        return self.words if _UNTOLD.issuperset(own.split()) else own
 
 
 def _words(function: str) -> str:

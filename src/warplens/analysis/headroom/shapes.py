@@ -118,7 +118,8 @@ def bytes_of_generated(
         numbers: the list of their values, where they are numbers: sizes of the result and of what is reduced.
     """
     listed = zip(json.loads(shapes or "[]"), json.loads(types or "[]"), strict=False)
-    tensors = [(shape, type_) for shape, type_ in listed if type_ in ITEM_BYTES and isinstance(shape, list)]
+    typed = [(shape, type_) for shape, type_ in listed if isinstance(shape, list) and isinstance(type_, str)]
+    tensors = [(shape, type_) for shape, type_ in typed if type_ in ITEM_BYTES]
     tensors = [(shape, type_) for shape, type_ in tensors if all(isinstance(size, int) for size in shape)]
     sizes = [(math.prod(shape), ITEM_BYTES[type_]) for shape, type_ in tensors]
     total = sum(count * item for count, item in sizes)

@@ -405,7 +405,9 @@ class GrowingCache(StructureRule):
             facts,
             claims,
             title=told,
-            confidence="medium" if title == self.rolled_title and facts.program.shapes().is_null().all() else "high",
+            confidence="medium"
+            if title == self.written_title or (title == self.rolled_title and facts.program.shapes().is_null().all())
+            else "high",
             evidence={"copies_per_step": int((claimed & joined).sum()) / facts.steps}
             if told in (self.copied_title, self.shared_title)
             else {

@@ -192,6 +192,7 @@ class Precision(Rule):
     narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
+    beside_title: ClassVar = "Matrix products run in TF32 and fp32, and everything between them in fp32"
     part_title: ClassVar = (
         "A part of the network is left out of mixed precision: its products run in TF32, at half the rate of 16 bits"
     )
@@ -202,6 +203,8 @@ class Precision(Rule):
         "work in between",
         narrow_title: "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} "
         "of the time",
+        beside_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in products and the work in "
+        "between",
         matrix_title: "Limited by matrix products in fp32: bfloat16 could save {share} of the time",
     }
     bf16_headline = "Limited by matrix products off the tensor cores: bfloat16 could save {share} of the time"
@@ -234,6 +237,11 @@ class Precision(Rule):
         "other.",
     )
     mixed_share = Limit(0.05, "Products in 16 bits, of the time of all products: above it, 16 bits are no exception.")
+    beside_share = Limit(
+        0.15,
+        "Products off the tensor cores, of the time of all products: with fewer, small ones for which the library has "
+        "no other kernel, TF32 is the format that the program chose.",
+    )
     close_factor = Limit(
         5.0,
         "Below this ratio of the peaks, operands and power keep up with the tensor cores: both units reach what the "
@@ -369,13 +377,15 @@ class Precision(Rule):
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)
 
+    @remembered
     def _beside(self, facts: Facts) -> Bools:
-        """Products in TF32 of a program that has none in 16 bits, but some off the tensor cores, such as attention.
+        """Products in TF32 of a program that has none in 16 bits, but many off the tensor cores, such as attention.
 
-        16 bits double their rate as well. If all products are in TF32, that is taken for a choice.
+        16 bits double their rate as well. If all products are in TF32, or nearly all, that is taken for a choice.
         """
         program, off = facts.program, off_tensor_cores(facts) & ~facts.program.marked("narrow-operands")
-        if self._mixed(facts) or not off.any():
+        many = time_of(program, off) >= self.beside_share * time_of(program, program.products)
+        if self._mixed(facts) or not off.any() or not many:
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(program.products & program.having("precision", "tf32") & ~program.optimizing, dtype=np.bool_)
 
@@ -412,6 +422,7 @@ class Precision(Rule):
         peak = first_of((is_left_out, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
         factor = tensor_core_factor(facts, peak)
         narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
+        beside = bool((self._beside(facts) & facts.program.labelled("gemm")).any())
         is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
         tf32 = None if doubles or by_default or narrow or is_left_out else self._by_tf32(facts, claims)
         return self.raised(
@@ -423,6 +434,7 @@ class Precision(Rule):
                 (by_default, self.default_title),
                 (narrow, self.narrow_title),
                 (units, self.matrix_title),
+                (beside, self.beside_title),
                 default="",
             ),
             confidence="high" if is_sure and not by_default else "medium",
@@ -447,7 +459,7 @@ class Precision(Rule):
                 *(
                     bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
                     for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
-                    if remedy is not _TF32 or _tf32_is_faster(facts)
+                    if remedy is not _TF32 or (_tf32_is_faster(facts) and not beside)
                 ),
             ),
             # Passes move two bytes per number instead of four or eight.
