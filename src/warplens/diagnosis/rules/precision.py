@@ -379,15 +379,17 @@ class Precision(Rule):
 
     @remembered
     def _beside(self, facts: Facts) -> Bools:
-        """Products in TF32 of a program that has none in 16 bits, but many off the tensor cores, such as attention.
+        """Matrix products in TF32 of a program that has none in 16 bits, but many off the tensor cores, as attention.
 
-        16 bits double their rate as well. If all products are in TF32, or nearly all, that is taken for a choice.
+        16 bits double their rate as well; that of convolutions rises less. If all products are in TF32, or nearly all,
+        that is taken for a choice.
         """
         program, off = facts.program, off_tensor_cores(facts) & ~facts.program.marked("narrow-operands")
         many = time_of(program, off) >= self.beside_share * time_of(program, program.products)
         if self._mixed(facts) or not off.any() or not many:
             return np.zeros(facts.work.height, dtype=np.bool_)
-        return np.asarray(program.products & program.having("precision", "tf32") & ~program.optimizing, dtype=np.bool_)
+        tf32 = program.labelled("gemm") & program.having("precision", "tf32")
+        return np.asarray(tf32 & ~program.optimizing, dtype=np.bool_)
 
     @remembered
     def _left_out(self, facts: Facts) -> Bools:
@@ -422,7 +424,7 @@ class Precision(Rule):
         peak = first_of((is_left_out, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
         factor = tensor_core_factor(facts, peak)
         narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
-        beside = bool((self._beside(facts) & facts.program.labelled("gemm")).any())
+        beside = bool(self._beside(facts).any())
         is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
         tf32 = None if doubles or by_default or narrow or is_left_out else self._by_tf32(facts, claims)
         return self.raised(
