@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,60 @@ def test_pauses_of_about_the_same_length_and_those_of_training_are_work_of_the_h
     stall = _served(pauses, kernel).findings[0]
     assert (stall.id, stall.confidence) == ("host-stall", "high")
     assert stall.title == HostStall.round_trip_title
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_a_batch_that_is_late_every_few_steps_is_no_request(ranges: bool) -> None:
+    """Inference behind four workers that load, one of which is late."""
+    machine = Machine()
+    for number in range(24):
+        with (
+            machine.range("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__") if ranges else nullcontext()
+        ):
+            machine.think(12 * MS if number % 4 == 0 else 600 * US)
+        with machine.range("step") if ranges else nullcontext():
+            machine.copy(300 * US, 4_000_000, pinned=True)
+            machine.launch(100 * US, times=20)
+            machine.item()
+    stall = judged(machine.trace()).findings[0]
+    assert (stall.id, stall.severity, stall.confidence) == ("host-stall", "critical", "high")
+    assert stall.title == HostStall.input_title
+    assert stall.remedies[0].action == "Prepare the input while the GPU computes"
+
+
+def test_an_environment_that_is_slow_every_third_step_does_not_wait_for_requests() -> None:
+    machine = Machine()
+    for number in range(60):
+        machine.copy(5 * US, 100_000, pinned=True)
+        machine.launch(30 * US, times=20)
+        machine.item()
+        machine.think(2_800 * US if number % 3 == 0 else 300 * US)
+    stall = judged(machine.trace()).findings[0]
+    assert (stall.id, stall.severity, stall.confidence) == ("host-stall", "critical", "high")
+    assert stall.title == HostStall.input_title
+
+
+@pytest.mark.parametrize("named", ["pause", "step", "program"])
+def test_a_range_around_a_pause_names_the_work_in_it_unless_it_is_a_step_or_holds_many(named: str) -> None:
+    """Work on results that takes a time of its own for each, such as non-maximum suppression."""
+    machine = Machine()
+    with machine.range("serve") if named == "program" else nullcontext():
+        for pause in _AT_RANDOM:
+            with machine.range("step") if named != "program" else nullcontext():
+                machine.copy(200 * US, 5_000_000, pinned=True)
+                machine.launch(160 * US, times=50)
+                machine.copy(20 * US, 400_000, "device-to-host", pinned=True)
+                machine.wait()
+                with machine.range("postprocess") if named == "pause" else nullcontext():
+                    machine.think(pause)
+    stall = judged(machine.trace()).findings[0]
+    assert stall.id == "host-stall"
+    if named == "pause":
+        assert (stall.title, stall.confidence) == (HostStall.round_trip_title, "high")
+        assert stall.remedies[0].action == "Do this work where its data are"
+    else:
+        assert (stall.title, stall.confidence) == (HostStall.waiting_title, "low")
+        assert stall.remedies[0].action == "Record it under load"
 
 
 def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> None:

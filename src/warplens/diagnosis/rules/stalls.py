@@ -314,19 +314,33 @@ class HostStall(Rule):
         after_read, before_send = _beside(facts, copies, pauses.at)
         return bool(pauses.ns[after_read | before_send].sum() >= self.mostly * pauses.total)
 
-    def _awaits_requests(self, facts: Facts, spent: Float64s) -> bool:
+    def _awaits_requests(self, facts: Facts, stalls: pl.DataFrame, within: pl.Series, spent: Float64s) -> bool:
         """Whether a program that does not train may wait for requests in most of this time.
 
         It has then read the last results, and the pause ends with the next input. Such pauses are irregular, while host
-        work between them takes about as long each time.
+        work between them takes about as long each time, or longer every few steps. No range is named after the wait.
         """
         rows = np.flatnonzero(spent)
+        spent = spent[rows]
         after_read, before_send = _beside(facts, facts.copies, rows)
-        pauses = spent[rows][after_read & before_send]
-        if facts.trains or len(pauses) < self.least_round_trips:
+        between = after_read & before_send
+        if facts.trains or int(between.sum()) < self.least_round_trips:
             return False
-        uneven = pauses > self.uneven_ratio * np.median(pauses)
-        return bool(pauses[uneven].sum() > self.mostly * spent.sum())
+        long = between & (spent > self.uneven_ratio * np.median(spent[between]))
+        least = self.mostly * spent[long].sum()
+        return bool(
+            spent[long].sum() > self.mostly * spent.sum()
+            and spent[long & _are_named(facts, stalls, within)].sum() <= least
+            and not self._recur_evenly(facts, stalls, long)
+        )
+
+    def _recur_evenly(self, facts: Facts, stalls: pl.DataFrame, long: Bools) -> bool:
+        """Whether most of these pauses are the same number of steps apart, as if one worker of several is late."""
+        _, begins, _ = facts.window.step_edges
+        at = np.searchsorted(begins, stalls["start_ns"].to_numpy()[long]) if len(begins) else np.flatnonzero(long)
+        apart = np.diff(at)
+        same = max(Counter(apart[apart > 1].tolist()).values(), default=0)  # at random, a third follow the one before
+        return same >= MIN_REPEATS and same > self.mostly * len(apart)
 
     def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
         """Title and remedy by the copies around most of these pauses; empty and None if most have none.
@@ -413,17 +427,17 @@ class HostStall(Rule):
         starting = apart_from_steps == "once"
         in_steps = bool(claimed) and not apart_from_steps
         loading = stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2
-        waiting = in_steps and not loading and self._awaits_requests(facts, spent.to_numpy())
+        waiting = in_steps and not loading and self._awaits_requests(facts, stalls, within, spent.to_numpy())
         on_data = in_steps and not waiting and self._is_on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         if copies > claimed:
             copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
         title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if in_steps else ("", None)
+        kept = self.handed_share if title == self.input_title else self.kept_share
         if waiting:
             title, own_remedy = self.waiting_title, _UNDER_LOAD
         avoidable = self._there_and_back(facts) if title == self.round_trip_title else None
-        kept = self.handed_share if title == self.input_title else self.kept_share
         if avoidable is not None:
             kept, copies = self.moved_kept_share, int(facts.program.own_ns @ avoidable)
         if own_remedy is _ROUND_TRIP and facts.trains:
@@ -498,6 +512,17 @@ def _beside(facts: Facts, copies: pl.DataFrame, pauses: Int64s | slice) -> tuple
 def _loads(facts: Facts, stalls: pl.DataFrame) -> Bools:
     """Whether the host loads code in each of these pauses."""
     return time_inside(code_loading(facts), stalls) > 0
+
+
+def _are_named(facts: Facts, stalls: pl.DataFrame, within: pl.Series) -> Bools:
+    """Whether a range that is no step encloses each pause, and little else: the host does what it is named after."""
+    ranges = facts.timeline.trace.ranges
+    if not ranges.height:
+        return np.zeros(stalls.height, dtype=np.bool_)
+    begins, ends = (ranges[name].gather(within.fill_null(0)).to_numpy() for name in ("start_ns", "end_ns"))
+    _, step_begins, _ = facts.window.step_edges
+    fills = (stalls["end_ns"] - stalls["start_ns"]).to_numpy() > HostStall.mostly * (ends - begins)
+    return np.asarray(within.is_not_null().to_numpy() & fills & ~np.isin(begins, step_begins))
 
 
 def _is_plain_operator(name: str) -> bool:
