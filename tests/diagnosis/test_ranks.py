@@ -154,7 +154,7 @@ def test_waiting_for_a_late_rank_is_not_told_as_communication(size: int, slow: f
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 @pytest.mark.parametrize(("slow", "certain"), [(1.0, False), (1.5, True)], ids=["by chance", "late rank"])
 def test_a_rank_that_is_late_by_chance_takes_nothing_from_communication(seed: int, slow: float, certain: bool) -> None:
-    """Of four equal ranks whose steps have random lengths, one is the latest of few steps; a slow one is late in all."""
+    """Of four equal ranks with steps of random lengths, one is the latest of few steps; a slow one is late in all."""
     random = np.random.default_rng(seed)
 
     def step(fleet: Fleet) -> None:
