@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -148,6 +149,39 @@ def test_waiting_for_a_late_rank_is_not_told_as_communication(size: int, slow: f
     assert one_file.what_if is not None
     both = next(change for change in one_file.what_if.changes if change.is_pair)
     assert both.expected == pytest.approx(now / taken(size, {}, half, overlaps=False), rel=0.05)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize(("slow", "certain"), [(1.0, False), (1.5, True)], ids=["by chance", "late rank"])
+def test_a_rank_that_is_late_by_chance_takes_nothing_from_communication(seed: int, slow: float, certain: bool) -> None:
+    """Of four equal ranks with steps of random lengths, one is the latest of few steps; a slow one is late in all."""
+    random = np.random.default_rng(seed)
+
+    def step(fleet: Fleet) -> None:
+        for rank, machine in enumerate(fleet.machines):
+            machine.launch(int(200 * US * random.uniform(0.7, 1.3) * (slow if rank == 1 else 1)), times=20)
+        fleet.meet(1000 * US)
+
+    fleet = Fleet(4).run(step, steps=8)
+    for found in (judged(fleet.one_file()), a_run(fleet)):
+        late, communication = found.finding("straggler"), found.finding("exposed-communication")
+        assert communication is not None
+        if certain:
+            assert late is not None
+            assert (late.severity, late.confidence) == ("warning", "high")
+        else:
+            assert late is None or late.confidence != "high"
+            assert found.verdict == "exposed-communication"
+            assert communication.severity == "warning"
+    apart = communication_title(fleet).endswith("beyond the waiting for a late rank")
+    assert apart == certain
+
+
+def communication_title(fleet: Fleet) -> str:
+    """Title of `exposed-communication` in one file."""
+    found = judged(fleet.one_file()).finding("exposed-communication")
+    assert found is not None
+    return found.title
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     reported = {found.id for found in between}
     if reported - {Straggler.id}:
         reported.add(ExposedCommunication.id)
-    late = Straggler.id in reported
+    late = Straggler().set_apart(run, thresholds)
     told = {
         rank: [_in_transfer(found, run, rank, thresholds, late=late) for found in diagnosis.findings]
         for rank, diagnosis in ranks.items()

@@ -352,6 +352,10 @@ _IDLE: Final = {
 }
 
 
+#: A step in which a rank is later than in the median step counts as this many times that at most.
+_LONG: Final = 3.0
+
+
 class Straggler(RanksRule):
     """One rank that arrives last at most collectives, so that all others wait for it."""
 
@@ -387,6 +391,41 @@ class Straggler(RanksRule):
         "the cause. If the step takes as long without the rank's extra work, something else delayed the others."
     )
     explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the main one.")
+    most_chance = Limit(0.01, "Of runs whose ranks are late by chance, at most one in a hundred has a sure late rank.")
+
+    def set_apart(self, run: Run, limits: Thresholds) -> bool:
+        """Whether waiting for the late rank does not count as communication: chance does not explain it, and it warns.
+
+        Neither part of a cost that is divided need be worth a warning.
+        """
+        waiting = self._waiting(run)
+        if waiting is None or self._chance(run, waiting[0]) > self.most_chance:
+            return False
+        found = self.across(run, limits)
+        return found is not None and found.severity != "info"
+
+    @staticmethod
+    def _chance(run: Run, late: int) -> float:
+        """The chance that the latest of equal ranks is this late.
+
+        One-sided p-value of Student's t-test on how far it is behind the mean of the others in each step, times the
+        number of ranks. In one step, collectives need not be independent. A single long delay proves nothing.
+        """
+        from scipy import special
+
+        is_late, start = pl.col("rank") == late, pl.col("start_ns")
+        arrivals = run.result.waits.members.group_by("collective").agg(
+            (start.filter(is_late).first() - start.filter(~is_late).mean()).alias("behind"), start.min()
+        )
+        behind = arrivals.drop_nulls("behind").sort("start_ns", "collective")["behind"].to_numpy()
+        if 1 < run.steps < len(behind):
+            behind = np.array([part.mean() for part in np.array_split(behind, run.steps)])
+        most = _LONG * float(np.median(np.abs(behind))) if len(behind) else 0.0
+        behind = np.clip(behind, -most, most)
+        if len(behind) < 2 or behind.mean() <= 0:
+            return 1.0
+        error = max(float(behind.std(ddof=1)) / len(behind) ** 0.5, 1.0)
+        return min(len(run.ranks) * float(special.stdtr(len(behind) - 1, -behind.mean() / error)), 1.0)
 
     def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
         """The late rank, and the time that each other rank waited for it."""
@@ -445,9 +484,9 @@ class Straggler(RanksRule):
 
     @remembered
     def part(self, facts: Facts) -> Float64s | None:
-        """The waiting in collectives for the late rank alone."""
+        """The waiting in collectives for the late rank alone; None if it is not set apart."""
         run = run_of(facts)
-        waiting = self._waiting(run) if run is not None else None
+        waiting = self._waiting(run) if run is not None and self.set_apart(run, facts.thresholds) else None
         if run is None or waiting is None:
             return None
         late = run.result.waits.collectives.filter(pl.col("last_rank") == waiting[0]).select("collective", "delay_ns")
@@ -496,7 +535,7 @@ class Straggler(RanksRule):
             # The slowest of the others then sets the pace.
             known = min(*lost.values(), most)
             alone = gains_of(run.ranks, held if cause == "unknown" else dict.fromkeys(held, known), stays)
-        behind = self._pace(run, late, held)
+        behind, evident = self._pace(run, late, held), self._chance(run, late) <= self.most_chance
         gains = tuple(behind * gain for gain in alone)
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
@@ -515,7 +554,7 @@ class Straggler(RanksRule):
             sure=run.sure,
             bound=behind * max(bound_of(run.ranks[rank], max(exposed[rank], lost[rank])) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
-            confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
+            confidence="low" if not run.sure else "high" if cause != "unknown" and evident else "medium",
             evidence={
                 "collectives_per_step": row["matched"] / run.steps,
                 "last_share": row["last_share"],
