@@ -378,3 +378,14 @@ def test_no_change_is_predicted_on_a_gpu_that_processes_use_in_turn(second):
     told = "process 1 for 45.0 %, process 2 for 45.0 %; at the same time for 0.0 %"
     assert [told in text for text in notes] == [True] * (second - 1)
     assert (recorded_schedule(found, found.window("all")) is None) == (second == 2)
+
+
+@pytest.mark.parametrize(("helper_ns", "shared"), [(1, False), (100, True)])
+def test_a_helper_counts_by_its_own_time_and_not_by_the_span_between_its_kernels(helper_ns, shared):
+    own = [kernel(time, time + 700, "k", process=1) for time in range(0, 20_000, 1_000)]
+    of_helper = [kernel(time, time + helper_ns, "k", process=2) for time in range(1_800, 19_000, 4_000)]
+    found = Timeline(trace([*own, *of_helper]))
+
+    notes = [note.code for note in quality_notes(found, found.window("all"))]
+
+    assert ("shared-gpu" in notes) == shared
