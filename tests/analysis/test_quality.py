@@ -294,7 +294,7 @@ def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart():
     assert note.text.startswith("100.0 % of the GPU work begins before the call that launched it, by up to 0.0 µs")
 
 
-@pytest.mark.parametrize(("behind", "told"), [(4, "43.0 %"), (2, None)])
+@pytest.mark.parametrize(("behind", "told"), [(4, "50.0 %"), (2, None)])
 def test_work_between_and_behind_the_steps_is_told_if_it_is_much_of_all(behind, told):
     steps = [_step(number, forward=50, backward=0, optimizer=0) for number in range(4)]
     starts = range(9_000, 9_000 + 100 * behind, 100)
@@ -378,3 +378,38 @@ def test_no_change_is_predicted_on_a_gpu_that_processes_use_in_turn(second):
     told = "process 1 for 45.0 %, process 2 for 45.0 %; at the same time for 0.0 %"
     assert [told in text for text in notes] == [True] * (second - 1)
     assert (recorded_schedule(found, found.window("all")) is None) == (second == 2)
+
+
+@pytest.mark.parametrize(("helper_ns", "shared"), [(1, False), (100, True)])
+def test_a_helper_counts_by_its_own_time_and_not_by_the_span_between_its_kernels(helper_ns, shared):
+    own = [kernel(time, time + 700, "k", process=1) for time in range(0, 20_000, 1_000)]
+    of_helper = [kernel(time, time + helper_ns, "k", process=2) for time in range(1_800, 19_000, 4_000)]
+    found = Timeline(trace([*own, *of_helper]))
+
+    notes = [note.code for note in quality_notes(found, found.window("all"))]
+
+    assert ("shared-gpu" in notes) == shared
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("launches", "told"), [(10, None), (40, "40.0 %")])
+def test_other_work_is_told_as_a_share_of_all_work_after_the_warm_up(inside, launches, told):
+    rows = Rows([], [], [])
+    time = 0
+    for step in range(24):
+        begin = time
+        for place in range(10 + (launches if step in (4, 9, 11, 17) else 0)):
+            rows.calls.append(launch(time, time + 2, len(rows.calls)))
+            rows.kernels.append(kernel(time + 3, time + 13, GEMM, correlation=len(rows.kernels)))
+            time += 20
+            if place == 9:
+                rows.ranges.append(nvtx(begin, time, "step"))
+        if inside:
+            rows.ranges[-1]["end_ns"] = time
+        time += 20
+    timeline = _training(rows)
+
+    texts = [note.text for note in quality_notes(timeline, timeline.window()) if note.code == "work-outside-steps"]
+
+    # Of 24 steps with 10 launches each, four are followed by other work, or hold it.
+    assert [text.partition(" of")[0] for text in texts] == ([told] if told else [])

@@ -441,6 +441,22 @@ def test_only_what_lies_between_the_steps_interrupts_them_and_is_named_with_its_
     assert _marked(["abcd"] * 10).interruptions is None
 
 
+@pytest.mark.parametrize(("inner", "names"), [("evaluate", ("evaluate",)), (None, ("steps with far more work",))])
+def test_interruptions_inside_steps_are_named_after_what_is_only_there(inner, names):
+    numbers = [4, 4, 4, 12, 4, 4, 12, 4, 4, 4, 4, 4, 12, 4, 4]
+    kernels, calls = _program("".join("abcd" + "v" * (number - 4) for number in numbers))
+    ranges, place = [], 0
+    for number in numbers:
+        begin, end = kernels[place]["start_ns"] - 6 * US, kernels[place + number - 1]["start_ns"] + 4 * US
+        ranges += [nvtx(begin, end, "step"), nvtx(begin + 1, kernels[place + 3]["start_ns"] - 6 * US, "forward")]
+        if inner is not None and number > 4:
+            ranges.append(nvtx(kernels[place + 4]["start_ns"] - 6 * US, end - 1, inner))
+        place += number
+    told = _search(kernels=kernels, api=calls, ranges=ranges).interruptions
+    assert told is not None
+    assert (told.count, told.names) == (3, names)
+
+
 def _paused(pauses: dict[float, int], steps: int = 8) -> StepSearch:
     """Steps of 48 µs, with these pauses in µs inside of steps; one number and a half is between it and the next."""
     kernels, calls, ranges, time = [], [], [], 0

@@ -1205,3 +1205,21 @@ def test_a_wait_in_each_of_many_unnamed_repetitions_is_one_inside_the_step() -> 
     timeline = Timeline(profile)
     assert timeline.steps.source == "sequence"
     assert judged(profile).verdict == "host-sync"
+
+
+@pytest.mark.parametrize(("helper_ns", "confidence"), [(0, "high"), (1 * US, "high"), (400 * US, "low")])
+def test_only_a_process_that_takes_time_of_the_gpu_keeps_the_program_from_being_replayed(helper_ns, confidence):
+    machine = Machine()
+    for _ in range(20):
+        with machine.step():
+            machine.launch(3 * US, times=100)
+            machine.item()
+    times = [machine.host * part // 10 for part in (1, 9)] if helper_ns else []
+    calls = [launch(time - 5 * US, time - 1 * US, 9_000 + time, process=2, thread=2) for time in times]
+    helper = [kernel(time, time + helper_ns, "k", correlation=9_000 + time, process=2) for time in times]
+    profile = trace([*machine.kernels, *helper], [*machine.calls, *calls], machine.ranges, copies=machine.copies)
+
+    finding = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("launch-overhead")
+
+    assert finding.confidence == confidence
+    assert (finding.expected < 1.5) == (confidence == "high")

@@ -155,8 +155,11 @@ _STEPS_FOR_SPREAD: Final = 3
 #: lengths, evaluation in between, a recompilation).
 _SAME_KERNELS_SHARE: Final = 0.05
 
-#: Work between and behind the steady steps matters like theirs from this share of both on.
+#: Work between and behind the steps matters like theirs from this share of all work on.
 _LEFT_OUT_SHARE: Final = 1 / 3
+
+#: What comes before the first step that counts, as in the table `left-out`.
+_BEFORE_STEPS: Final = ("start-up", "compilation", "warm-up", "not recorded")
 
 #: Below this share of the busy time, hidden graph interiors change no ranking.
 _HIDDEN_SHARE: Final = 0.01
@@ -437,20 +440,29 @@ def _outside_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "work-outside-steps",
             NoteLevel.WARNING,
-            f"{100 * left_out:.1f} % of the time in which the GPU works after the warm-up lies between or behind the "
-            f"window's steps ({len(window.steps):,} of {len(timeline.steps.steps):,}), and no number includes it.",
+            f"{100 * left_out:.1f} % of the time in which the GPU works after the warm-up is other work, between the "
+            "steps, beside their work in some, or behind them: numbers of the window's steps "
+            f"({len(window.steps):,} of {len(timeline.steps.steps):,}) leave it out.",
             "Examine it, too: --window all, or a span such as --window 1s:2s",
         )
 
 
 def _left_out_share(timeline: Timeline, window: Window) -> float:
-    """Share of the work that interrupts the steps or follows them in the time of that work and of the window's."""
+    """Share of the work that interrupts the steps or follows them in all work from the first step after the warm-up."""
     left_out = [stretch for stretch in timeline.steps.left_out if stretch.what in ("interruption", "rest")]
-    if not left_out:
+    if not left_out or not window.steps:
         return 0.0
     busy = union(*(timeline.busy(device) for device in timeline.work["device"].unique()))
-    outside = sum(total(clip(busy, stretch.start_ns, stretch.end_ns)) for stretch in left_out)
-    return outside / max(outside + total(clip(busy, window.start_ns, window.end_ns)), 1)
+    usual = total(clip(busy, window.start_ns, window.end_ns)) / len(window.steps)
+    steps, outside = np.array([step.start_ns for step in timeline.steps.steps]), 0.0
+    for stretch in left_out:
+        # A step that runs other work beside its own counts without its own.
+        within = np.diff(np.searchsorted(steps, (stretch.start_ns, stretch.end_ns)))[0]
+        end = stretch.end_ns if stretch.what != "rest" else int(busy.ends[-1])  # work goes on after its last launch
+        outside += max(total(clip(busy, stretch.start_ns, end)) - usual * within, 0.0)
+    before = [stretch.end_ns for stretch in timeline.steps.left_out if stretch.what in _BEFORE_STEPS]
+    begin = max((end for end in before if end <= window.start_ns), default=int(steps[0]))
+    return outside / max(total(clip(busy, begin, int(busy.ends[-1]))), 1)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

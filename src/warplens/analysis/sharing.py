@@ -28,7 +28,10 @@ class SharedGpu:
 
 @once
 def shared_gpus(timeline: Timeline, window: Window) -> tuple[SharedGpu, ...]:
-    """The GPUs on which kernels of a process run between the first and the last kernel of another one."""
+    """The GPUs on which kernels of processes run between the first and the last kernel of a busier one.
+
+    Kernels of the busier one between two of another say nothing: two short ones of a helper span the whole program.
+    """
     work = timeline.work_in(window).select("kind", "device", "process", "start_ns", "end_ns")
     if work["process"].n_unique() < 2:
         return ()
@@ -42,10 +45,9 @@ def shared_gpus(timeline: Timeline, window: Window) -> tuple[SharedGpu, ...]:
         busy = {process: own for process, own in busy.items() if len(own.starts)}
         before = both = Intervals.none()
         amid = 0
-        for process, own in busy.items():
+        for _, own in sorted(busy.items(), key=lambda item: total(item[1])):
+            amid = max(amid, total(clip(before, int(own.starts[0]), int(own.ends[-1]))))
             both, before = union(both, intersection(before, own)), union(before, own)
-            others = union(*(other for number, other in busy.items() if number != process))
-            amid = max(amid, total(clip(others, int(own.starts[0]), int(own.ends[-1]))))
         length = max(window.duration_ns, 1)
         if amid > _SHARED_SHARE * length:
             shares = {process: total(own) / length for process, own in busy.items()}

@@ -131,7 +131,8 @@ class Interruptions:
     count: int
     time_ns: int  #: their time; of a step with other work inside, the time beyond that of other steps
     share: float  #: of the time from the first to the last step without warm-up
-    names: tuple[str, ...]  #: of the program's ranges that take most of that time; empty if none do
+    #: of the program's ranges that take most of that time, or what the interruptions are; empty if nothing tells
+    names: tuple[str, ...]
 
     @property
     def told(self) -> str:
@@ -355,24 +356,43 @@ def _told_interruptions(
     """What these interruptions of the steps `[first, stop)` take; None if that hardly matters."""
     usual = np.median((candidates.ends - candidates.starts)[first:stop])
     edges = [measure_before(interrupted, times) for times in (candidates.starts, candidates.ends)]
-    steps = int(np.count_nonzero((edges[1] - edges[0])[first:stop]))
-    time_ns = max(total(interrupted) - int(steps * usual), 0)
+    within = (edges[1] - edges[0])[first:stop]
+    time_ns = max(total(interrupted) - int(np.count_nonzero(within) * usual), 0)
     share = time_ns / max(int(candidates.ends[stop - 1] - candidates.starts[first]), 1)
     if share < _LEAST_COST:
         return None
-    names = _outermost_inside(ranges.filter(~pl.Series(is_operator(ranges))), interrupted)
+    names = _only_inside(ranges.filter(~pl.Series(is_operator(ranges))), interrupted, candidates)
+    if not names and within.sum() == total(interrupted):
+        names = ("steps with far more work",)
     return Interruptions(len(interrupted.starts), time_ns, share, names)
 
 
-def _outermost_inside(ranges: pl.DataFrame, spans: Intervals, most: int = 2) -> tuple[str, ...]:
-    """The names of the ranges that lie mostly in these spans, in no other of them; those with most time first."""
-    length = ranges["end_ns"] - ranges["start_ns"]
-    within = measure_before(spans, ranges["end_ns"].to_numpy()) - measure_before(spans, ranges["start_ns"].to_numpy())
-    inside = ranges.with_columns(length.alias("length")).filter(pl.Series(2 * within > length.to_numpy()))
-    outermost = inside.filter(pl.col("depth") == pl.col("depth").min().over("process", "thread"))
-    names = outermost.group_by(pl.col("name").cast(pl.String)).agg(pl.col("length").sum())
-    ordered = names.sort(["length", "name"], descending=[True, False])["name"]
-    return tuple(dict.fromkeys(map(unnumbered_name, ordered)))[:most]
+def _only_inside(ranges: pl.DataFrame, spans: Intervals, candidates: StepCandidates, most: int = 2) -> tuple[str, ...]:
+    """The names of ranges that hold no step and lie mostly in these spans, as most of their name do.
+
+    Of nested ones the outermost in each span count. Those with most time come first.
+    """
+    starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    within = measure_before(spans, ends) - measure_before(spans, starts)
+    next_step = np.r_[candidates.ends, np.iinfo(np.int64).max][np.searchsorted(candidates.starts, starts)]
+    plain = {name: unnumbered_name(name) for name in ranges["name"].cast(pl.String).unique()}
+    inside = (
+        ranges.select(
+            "depth",
+            "process",
+            "thread",
+            pl.col("name").cast(pl.String).replace_strict(plain, return_dtype=pl.String),
+            pl.Series("length", ends - starts),
+            pl.Series("inside", 2 * within > ends - starts),
+            pl.Series("span", np.searchsorted(spans.starts, ends)),
+            pl.Series("holds_step", next_step <= ends),
+        )
+        .filter(pl.col("inside").mean().over("name") > 0.5)
+        .filter("inside", ~pl.col("holds_step"))
+    )
+    outermost = inside.filter(pl.col("depth") == pl.col("depth").min().over("process", "thread", "span"))
+    names = outermost.group_by("name").agg(pl.col("length").sum())
+    return tuple(names.sort(["length", "name"], descending=[True, False])["name"].head(most))
 
 
 def _without_lone_pauses(

@@ -305,6 +305,8 @@ class Rule:
             sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         gains = gain, interval, bounded
+        if any(note.code == "shared-gpu" for note in facts.notes) and facts.pace is None:
+            confidence = "low"  # nothing is replayed, and the times include those of other processes
         shown = self._with_busy_share(facts, evidence)
         return self.found(title, severity, confidence, gains, shown, where, told_of(remedies, *gains, basis), basis)
 
