@@ -6,6 +6,8 @@ candidate is a part of it, not the step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
@@ -58,14 +60,18 @@ def steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> 
     launches_of_process = {int(pid): np.sort(launch_times[process == pid]) for pid in np.unique(process)}
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     accepted: list[tuple[str, Int64s]] = []
+    places = _Places(*(ranges[column].to_numpy() for column in ("process", "start_ns", "end_ns")))
+    by_name: dict[str, list[Int64s]] = {}
     for name, rows in candidates:
-        same_name = [others for own_name, others in candidates if own_name == name and others is not rows]
-        coverage = _coverage(rows, ranges, launches_of_process, launches, same_name)
+        by_name.setdefault(name, []).append(rows)
+    of_name = {name: np.concatenate(rows) for name, rows in by_name.items()}
+    for name, rows in candidates:
         is_named = is_step_name(name)
-        if coverage < (_NAMED_STEP_COVERAGE if is_named else _ANY_RANGE_COVERAGE):
-            continue
         if not is_named and (len(rows) < MIN_REPEATS or not _launch_alike(launches[rows])):
             continue  # numbered stages of a program (phase1, phase2) are not repetitions
+        coverage = _coverage(rows, places, launches_of_process, launches, of_name[name])
+        if coverage < (_NAMED_STEP_COVERAGE if is_named else _ANY_RANGE_COVERAGE):
+            continue
         # In order of precedence: a name that says "step"; at least `MIN_REPEATS` repetitions, enough to have a spread;
         # the outermost; the most GPU time, as of two threads that each mark their steps; the most ranges.
         outermost = -int(forest.level[rows].min())
@@ -207,22 +213,30 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     ]
 
 
+class _Places(NamedTuple):
+    """Where and when each range was open."""
+
+    process: Int64s
+    start: Int64s
+    end: Int64s
+
+
 def _coverage(
-    rows: Int64s, ranges: pl.DataFrame, launched: dict[int, Int64s], launches_inside: Int64s, beside: list[Int64s]
+    rows: Int64s, places: _Places, launched: dict[int, Int64s], launches_inside: Int64s, of_name: Int64s
 ) -> float:
     """Share of the launches between the first and the last of these ranges that were made inside them.
 
-    Launches inside ranges of the same name on other threads (`beside`) do not count: those are separate steps.
-    `launched` has the sorted launch times of each process.
+    Launches inside ranges of the same name on other threads do not count: those are separate steps. `of_name` are the
+    ranges of that name on all threads, `launched` has the sorted launch times of each process.
     """
-    processes, starts, ends = (ranges[column].to_numpy() for column in ("process", "start_ns", "end_ns"))
+    processes, starts, ends = places
     process, first, last = int(processes[rows[0]]), int(starts[rows[0]]), int(ends[rows[-1]])
     first_launch, stop = np.searchsorted(launched.get(process, np.empty(0, dtype=np.int64)), (first, last))
-    total = int(stop - first_launch)
-    for other_rows in beside:
-        theirs = (processes[other_rows] == process) & (starts[other_rows] >= first) & (ends[other_rows] <= last)
-        total -= int(launches_inside[other_rows[theirs]].sum())
-    return min(float(launches_inside[rows].sum() / total), 1.0) if total > 0 else 0.0
+    inside, total = int(launches_inside[rows].sum()), int(stop - first_launch)
+    if len(of_name) > len(rows):
+        own = (processes[of_name] == process) & (starts[of_name] >= first) & (ends[of_name] <= last)
+        total -= int(launches_inside[of_name[own]].sum()) - inside
+    return min(inside / total, 1.0) if total > 0 else 0.0
 
 
 def _on_analysis_clock(
