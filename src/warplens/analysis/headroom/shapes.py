@@ -101,6 +101,9 @@ _CREATING: Final = re.compile(
     r"|select|scatter|put|pool|tri[lu]"
 )
 
+#: No memory holds as many bytes.
+_MOST_BYTES: Final = 10**18
+
 
 @lru_cache(maxsize=65_536)
 def bytes_of_generated(
@@ -118,15 +121,19 @@ def bytes_of_generated(
         numbers: the list of their values, where they are numbers: sizes of the result and of what is reduced.
     """
     listed = zip(json.loads(shapes or "[]"), json.loads(types or "[]"), strict=False)
-    typed = [(shape, type_) for shape, type_ in listed if isinstance(shape, list) and isinstance(type_, str)]
-    tensors = [(shape, type_) for shape, type_ in typed if type_ in ITEM_BYTES]
-    tensors = [(shape, type_) for shape, type_ in tensors if all(isinstance(size, int) for size in shape)]
+    tensors = [(shape, type_) for shape, type_ in listed if isinstance(shape, list) and isinstance(type_, str)]
+    tensors = [
+        (shape, type_) for shape, type_ in tensors
+        if type_ in ITEM_BYTES and all(isinstance(size, int) and size >= 0 for size in shape)
+    ]  # fmt: skip
     sizes = [(math.prod(shape), ITEM_BYTES[type_]) for shape, type_ in tensors]
     total = sum(count * item for count, item in sizes)
     passed = [int(text) for text in json.loads(numbers or "[]") if re.fullmatch(r"\d+", str(text))]
     is_pointwise = name.startswith("triton_poi")
-    if not total or len(passed) < (1 if is_pointwise else 2):
-        return total or None, total or None
+    if not 0 < total < _MOST_BYTES:  # a trace may contain wrong shapes
+        return None, None
+    if len(passed) < (1 if is_pointwise else 2):
+        return total, total
     points = math.prod(passed)
     if is_pointwise and not _CREATING.search(name):
         total += _read_and_written(name, [shape for shape, _ in tensors], sizes, points)
