@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warplens.profile.nesting import nest
+from warplens.profile.nesting import Nesting, nest
 
 _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 1)), max_size=12)
 
@@ -83,6 +85,65 @@ def test_ranges_that_nest_have_the_parents_that_they_were_made_with_and_need_no_
     assert nesting.parent.tolist() == parents.tolist()
     assert nesting.depth.tolist() == depths.tolist()
     assert not nesting.crossing.any()
+
+
+def _one_by_one(starts, ends, threads) -> Nesting:
+    """The definition as a plain loop: each range is compared with all that are open when it begins."""
+    parent, depth, crossing = (np.full(len(starts), value) for value in (-1, 0, False))
+    opened: list[int] = []
+    before = None
+    for row in np.lexsort((-ends, starts, threads)).tolist():
+        opened = [other for other in opened if threads[row] == before and ends[other] > starts[row]]
+        before = threads[row]
+        for other in reversed(opened):
+            if ends[other] < ends[row]:
+                crossing[row] = crossing[other] = True
+            elif parent[row] < 0:
+                parent[row], depth[row] = other, depth[other] + 1
+        opened.append(row)
+    return Nesting(depth, parent, crossing)
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2, 32])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shortest", [0, -3])
+def test_ranges_with_many_ties_nest_as_one_by_one(levels, threads, shortest, monkeypatch):
+    monkeypatch.setattr("warplens.profile.nesting._MAX_VECTORISED_DEPTH", levels)
+    random = np.random.default_rng(1)
+    for _ in range(150):
+        count, span = random.integers(0, 40), random.integers(1, 40)
+        start = random.integers(0, span, count)
+        end = start + random.integers(shortest, random.integers(1, 2 * span), count)
+        thread = random.integers(0, threads, count)
+        for found, expected in zip(nest(start, end, thread), _one_by_one(start, end, thread), strict=True):
+            assert found.tolist() == expected.tolist()
+
+
+def test_only_threads_with_crossing_ranges_are_nested_one_by_one(monkeypatch):
+    one_by_one: list[int] = []
+
+    def general(start_ns, end_ns, thread):
+        one_by_one.extend(thread.tolist())
+        return _one_by_one(start_ns, end_ns, thread)
+
+    monkeypatch.setattr("warplens.profile.nesting._general", general)
+    nesting = nest(np.array([0, 2, 0, 3, 0, 2]), np.array([9, 5, 5, 9, 9, 5]), np.array([1, 1, 2, 2, 3, 3]))
+    assert one_by_one == [2, 2]
+    assert nesting.parent.tolist() == [-1, 0, -1, -1, -1, 4]
+    assert nesting.crossing.tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("shape", ["crossing", "deep"])
+def test_each_of_many_open_ranges_is_compared_with_few_others(shape):
+    count = 20_000
+    start = np.arange(count)
+    end = start + count if shape == "crossing" else 3 * count - start
+    begun = time.process_time()
+    nesting = nest(start, end, np.zeros(count, dtype=np.int64))
+    # Each with all that are open: 200 M comparisons, more than 4 s.
+    assert time.process_time() - begun < 1.5
+    assert nesting.crossing.all() == (shape == "crossing")
+    assert nesting.depth.tolist() == ([0] * count if shape == "crossing" else list(range(count)))
 
 
 def test_of_two_equal_ranges_the_earlier_row_is_outside():
