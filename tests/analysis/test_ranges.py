@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, kernel, launch, nvtx, python_call, trace
 from tests.analysis.operators.programs import annotation, operator, program
+from warplens.analysis import trees
 from warplens.analysis.code import code_places, is_own_line
+from warplens.analysis.intervals import edges_until
 from warplens.analysis.ranges import projected_spans, range_coverage, range_instances, range_statistics
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE, range_forest
 from warplens.analysis.window import plain_range_name
 from warplens.profile import Trace
 
@@ -195,6 +198,73 @@ def test_inclusive_time_on_the_launching_thread_is_containment(spans, launches):
         ]
         assert row["gpu_ns"] - row["inferred_ns"] == sum(inside)
         assert row["same_thread_ops"] == len(inside)
+
+
+def _lent(ranges: list[dict], process: int, thread: int, when: int, own: int) -> int:
+    """The plain rule: each thread of more cover is asked in turn for the last range that it opened and holds open."""
+
+    def last_open(of: int) -> int:
+        here = [i for i, r in enumerate(ranges) if r["thread"] == of and r["start_ns"] <= when < r["end_ns"]]
+        here = [i for i in here if ranges[i]["process"] == process and (of == own or ranges[i]["kind"] != "cpu-op")]
+        return max(here, key=lambda i: (ranges[i]["start_ns"], ranges[i]["depth"], i), default=NO_RANGE)
+
+    if own != NO_RANGE and last_open(own) != NO_RANGE:
+        return last_open(own)
+    lending = [r for r in ranges if r["process"] == process and r["kind"] != "cpu-op"]
+    covered: dict[int, set[int]] = {r["thread"]: set() for r in lending}
+    for r in lending:
+        covered[r["thread"]].update(range(r["start_ns"], r["end_ns"]))
+    order = sorted(covered, key=lambda of: (-len(covered[of]), of))
+    asked = order[: order.index(thread)] if thread in covered else order
+    return next((row for row in map(last_open, asked) if row != NO_RANGE), NO_RANGE)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 40))
+def test_work_and_outermost_ranges_belong_to_the_first_waiting_thread(seed, threads, size):
+    rng = np.random.default_rng(seed)
+    kinds = ["push-pop", "start-end", "cpu-op"]
+    spans = zip(rng.integers(0, 60, size), rng.integers(0, 25, size), strict=True)
+    rows = [
+        nvtx(start, start + length, "r", kind=kinds[rng.integers(3)], **_place(rng, threads))
+        for start, length in ((int(start), int(length)) for start, length in spans)
+    ]
+    table = trace(ranges=rows).ranges
+    ranges = table.to_dicts()
+    forest = range_forest(table)
+    launches = [{**_place(rng, threads), "when": int(rng.integers(-1, 90))} for _ in range(40)]
+    columns = [np.array([at[name] for at in launches]) for name in ("process", "thread", "when")]
+    found, inferred = forest.attribute(*columns)
+    plain = [_lent(ranges, at["process"], at["thread"], at["when"], own=at["thread"]) for at in launches]
+    assert found.tolist() == plain
+    assert [i for i in np.flatnonzero(inferred) if ranges[plain[i]]["thread"] == launches[i]["thread"]] == []
+    for row, r in enumerate(ranges):
+        if r["parent"] is None:
+            above = _lent(ranges, r["process"], r["thread"], r["start_ns"], own=NO_RANGE)
+            if above != NO_RANGE and ranges[above]["end_ns"] < r["end_ns"]:
+                above = NO_RANGE
+            assert (forest.parent[row], forest.parent_inferred[row]) == (above, above != NO_RANGE)
+        else:
+            assert forest.parent[row] == r["parent"]
+
+
+def _place(rng: np.random.Generator, threads: int) -> dict[str, int]:
+    return {"process": int(rng.integers(1, 3)), "thread": int(rng.integers(1, threads + 2))}
+
+
+def test_a_thread_for_each_request_takes_time_in_proportion(monkeypatch):
+    times_searched = 0
+
+    def counted(edges, times):
+        nonlocal times_searched
+        times_searched += len(times)
+        return edges_until(edges, times)
+
+    monkeypatch.setattr(trees, "edges_until", counted)
+    count = 512
+    table = trace(ranges=[nvtx(10 * i, 10 * i + 8, "request", thread=i + 1) for i in range(count)]).ranges
+    forest = range_forest(table)
+    forest.attribute(np.ones(count, np.int64), np.arange(count) + 1, 10 * np.arange(count) + 9)
+    assert times_searched < 40 * count
 
 
 @given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))

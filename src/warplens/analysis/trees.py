@@ -17,7 +17,7 @@ lent: a thread that runs an operator is working, not waiting for another one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -247,8 +247,21 @@ class _OpenRanges(NamedTuple):
     def at(self, when: Int64s) -> Int64s:
         if not self.times.size:
             return np.full(when.shape, NO_RANGE)
-        open_range: Int64s = np.r_[NO_RANGE, self.innermost][edges_until(self.times, when)]
+        edges = edges_until(self.times, when)
+        open_range: Int64s = self.innermost[edges - 1]
+        open_range[edges == 0] = NO_RANGE
         return open_range
+
+    def or_else(self, other: _OpenRanges) -> _OpenRanges:
+        """The ranges open here, and those open in the other while none is open here."""
+        closed = np.flatnonzero(self.innermost == NO_RANGE)
+        innermost = self.innermost.copy()
+        innermost[closed] = other.at(self.times[closed])
+        seen = np.flatnonzero(self.at(other.times) == NO_RANGE)
+        times = np.concatenate((self.times, other.times[seen]))
+        # Of equal times the last one counts, which is the other's: it is seen only after this one's edges of that time.
+        order = np.argsort(times, kind="stable")
+        return _OpenRanges(times[order], np.concatenate((innermost, other.innermost[seen]))[order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,8 +278,9 @@ class RangeForest(Forest):
     parent_inferred: Bools
     crossing: Bools
     _threads: dict[tuple[int, int], _OpenRanges]
-    _lenders: dict[tuple[int, int], _OpenRanges]
-    _lender_order: dict[int, list[tuple[int, int]]]
+    _lent: dict[int, _OpenRanges]  # of each process, from the first of its lenders that has one open
+    _lender_rank: dict[tuple[int, int], int]
+    _rank_of_range: Int64s
 
     def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, Bools]:
         """The range of each launch, and whether it was inferred.
@@ -297,11 +311,12 @@ class RangeForest(Forest):
         return result
 
     def _waiting(self, launcher: tuple[int, int], when: Int64s) -> Int64s:
-        result = np.full(len(when), NO_RANGE, dtype=np.int64)
-        for thread in self._lender_order.get(launcher[0], ()):
-            if thread == launcher:
-                break  # only threads with more cover than the launcher may lend it a range
-            result = np.where(result == NO_RANGE, self._lenders[thread].at(when), result)
+        own_rank = self._lender_rank.get(launcher)
+        if launcher[0] not in self._lent or own_rank == 0:
+            return np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = self._lent[launcher[0]].at(when)
+        if own_rank is not None:  # only threads with more cover than the launcher may lend it a range
+            result[self._rank_of_range[result] >= own_rank] = NO_RANGE
         return result
 
 
@@ -331,6 +346,7 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
 
     threads: dict[tuple[int, int], _OpenRanges] = {}
     lenders: dict[tuple[int, int], _OpenRanges] = {}
+    rows_of_lender: dict[tuple[int, int], Int64s] = {}
     cover: dict[tuple[int, int], int] = {}
     crossing = np.zeros(len(start), dtype=np.bool_)
     for key, rows in _rows_by_thread(process, thread):
@@ -342,22 +358,35 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
         lenders[key] = threads[key] if all_annotated else _open_ranges(start, end, depth, lending_parent, annotated)[0]
         roots = annotated[lending_parent[annotated] == NO_RANGE]
         cover[key] = total(union(Intervals(start[roots], end[roots])))
-    lender_order: dict[int, list[tuple[int, int]]] = {}
+        rows_of_lender[key] = annotated
+    ranked: dict[int, list[_OpenRanges]] = {}
+    lender_rank: dict[tuple[int, int], int] = {}
+    rank_of_range = np.zeros(len(start), dtype=np.int64)
     for key in sorted(lenders, key=lambda item: (-cover[item], item)):
-        lender_order.setdefault(key[0], []).append(key)
+        of_process = ranked.setdefault(key[0], [])
+        lender_rank[key] = rank_of_range[rows_of_lender[key]] = len(of_process)
+        of_process.append(lenders[key])
+    lent = {of: _first_open(lenders_of_process) for of, lenders_of_process in ranked.items()}
 
     linked_parent = parent.copy()
     inferred = np.zeros(len(parent), dtype=np.bool_)
-    forest = RangeForest(
-        linked_parent, np.zeros(len(parent), dtype=np.int64), inferred, crossing, threads, lenders, lender_order
-    )
+    level = np.zeros(len(parent), dtype=np.int64)
+    forest = RangeForest(linked_parent, level, inferred, crossing, threads, lent, lender_rank, rank_of_range)
     for key, rows in _rows_by_thread(process, thread):
         roots = rows[parent[rows] == NO_RANGE]
         waiting_range = forest._waiting(key, start[roots])
         encloses = (waiting_range != NO_RANGE) & (end[np.maximum(waiting_range, 0)] >= end[roots])
         linked_parent[roots[encloses]] = waiting_range[encloses]
         inferred[roots[encloses]] = True
-    return RangeForest(linked_parent, levels_of(linked_parent), inferred, crossing, threads, lenders, lender_order)
+    return replace(forest, level=levels_of(linked_parent))
+
+
+def _first_open(ranked: list[_OpenRanges]) -> _OpenRanges:
+    """At each time the range of the first of these threads that has one open; neighbours are joined pair by pair."""
+    while len(ranked) > 1:
+        pairs = zip(ranked[::2], ranked[1::2], strict=False)
+        ranked = [first.or_else(then) for first, then in pairs] + ranked[len(ranked) // 2 * 2 :]
+    return ranked[0]
 
 
 def _open_ranges(start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s) -> tuple[_OpenRanges, Bools]:
