@@ -1,10 +1,11 @@
 """How often comparisons err: `python -m benchmarks.comparison_errors [--quick]`.
 
-Four questions, each with seeds, so that the same figures come out again:
+Five questions, each with seeds, so that the same figures come out again:
 
 * comparisons of real data with themselves: how often is a difference decided where there is none?
 * simulated data with a known ratio: how often does the interval hold it, and how often do those of other methods?
 * a planted slowdown of 3 %: is it found with the blocks that the tool says are needed?
+* a gate of 5 % and a slowdown of 8 %: how often do so many runs a side find it?
 * a hundred kernels of which none, or ten, changed: how many of the findings are chance?
 
 Real data are the captures and the measurements that come with the package; those of the measurements are 40 rounds of
@@ -27,7 +28,7 @@ import numpy.typing as npt
 import polars as pl
 
 import warplens
-from warplens.compare.decisions import compare, ratio_interval
+from warplens.compare.decisions import compare, ratio_interval, regression
 from warplens.compare.host import Side, gpu_work_samples
 from warplens.compare.many import many_differences
 from warplens.compare.shift import Samples
@@ -44,6 +45,7 @@ __all__ = [
     "aa_splits",
     "chance_findings",
     "coverage",
+    "gate_power",
     "main",
     "measure",
     "normal_blocks",
@@ -52,6 +54,7 @@ __all__ = [
     "planted",
     "real_rounds",
     "skewed_blocks",
+    "successive_runs",
     "tables",
 ]
 
@@ -208,10 +211,18 @@ def one_run(correlation: float) -> Draw:
     return draw
 
 
+def successive_runs(correlation: float) -> Draw:
+    """Blocks that differ by 2 %, each one correlated with the block before."""
+    series = one_run(correlation)
+    return lambda generator, count: series(generator, count).T
+
+
 _COVERAGES: Final[tuple[tuple[str, Draw, tuple[int, ...]], ...]] = (
     ("blocks, normal", normal_blocks, (3, 5, 10, 40)),
     ("blocks, skewed", skewed_blocks, (3, 5, 10, 40)),
     ("blocks, with outliers", outlier_blocks, (3, 5, 10, 40)),
+    ("successive runs, correlation 0.3", successive_runs(0.3), (5, 10, 40)),
+    ("successive runs, correlation 0.5", successive_runs(0.5), (5, 10, 40)),
     ("steps of one run, independent", one_run(0.0), (5, 10, 30)),
     ("steps of one run, correlation 0.5", one_run(0.5), (5, 10, 30)),
     ("steps of one run, correlation 0.7", one_run(0.7), (10, 30)),
@@ -296,6 +307,15 @@ def planted(
     )
 
 
+def gate_power(runs: int, repeats: int, *, turns: bool = False) -> float:
+    """How often a gate of 5 % finds a slowdown of 8 % with so many independent runs a side, which differ by 1 %."""
+    found = 0
+    for seed in range(repeats):
+        sides = np.random.default_rng((runs, seed)).normal([[0], [math.log1p(0.08)]], 0.01, (2, runs))[..., None]
+        found += regression(compare(*(_blocks(side, turns) for side in sides), seed=seed), 0.05).found
+    return found / repeats
+
+
 def chance_findings(changed: int, repeats: int, kernels: int = 100, steps: int = 10) -> dict[str, float]:
     """Mean share of chance findings and of changes found among many kernels, the first `changed` slower by 10 %."""
     false_share = found = any_false = 0.0
@@ -336,6 +356,15 @@ def measure(scale: float = 1.0) -> dict[str, Any]:
             {"data": name, "pilot": pilot, **asdict(planted(population, pilot, trials))}
             for name, population in populations.items()
             for pilot in (3, 5, 10)
+        ],
+        "power": [
+            {
+                "runs": runs,
+                "repeats": repeats,
+                "side by side": gate_power(runs, repeats),
+                "in turns": gate_power(runs, repeats, turns=True),
+            }
+            for runs in (2, 3, 4, 5, 6, 7, 8, 10, 12)
         ],
         "kernels": [
             {"changed": changed, "kernels": 100, "repeats": repeats, **chance_findings(changed, repeats)}
@@ -378,6 +407,13 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["planted"]
         ],
     )
+    powers = _table(
+        ("gate of 5 %, 8 % slower: runs a side", "repeats", "found", "found, in turns"),
+        [
+            (row["runs"], row["repeats"], *(f"{100 * row[how]:.1f} %" for how in ("side by side", "in turns")))
+            for row in result["power"]
+        ],
+    )
     kernels = _table(
         ("100 kernels", "repeats", "chance findings among the findings", "changes found"),
         [
@@ -390,7 +426,7 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["kernels"]
         ],
     )
-    return "\n\n".join((splits, coverages, slowdowns, kernels)) + "\n"
+    return "\n\n".join((splits, coverages, slowdowns, powers, kernels)) + "\n"
 
 
 def _share(part: int, whole: int) -> str:

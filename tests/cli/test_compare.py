@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.small_export import write_export
-from tests.cli.stretched import write_stretched
+from tests.cli.stretched import stretch, write_stretched
 from tests.cli.torch_trace import write_trace
 from warplens.cli.main import app
 
@@ -72,10 +72,8 @@ def test_kernels_by_name_sum_to_those_by_place(paradox):
     assert changes == sorted(changes, reverse=True)
 
 
-def test_the_same_file_twice_has_no_decided_difference_and_passes(asked, warplens):
-    run = warplens("compare", BASELINE, BASELINE, "--fail-on", "0%")
-    assert run.code == 0
-    assert "both sides are the same file" in run.err
+def test_the_same_file_twice_has_no_decided_difference(asked, warplens):
+    assert "both sides are the same file" in warplens("compare", BASELINE, BASELINE).err
     data = asked("compare", BASELINE, BASELINE)["data"]
     assert data["verdict"]["verdict"] in ("same", "undecided")
     assert not any(row["decided"] for row in data["kernels"]["rows"])
@@ -151,9 +149,60 @@ def test_copies_of_one_run_are_no_repeats(asked, tmp_path):
     assert [warning["code"] for warning in copied["warnings"]].count("copied-repeat") == 2
 
 
-def test_a_copy_on_the_other_side_is_the_same_file(warplens, tmp_path):
-    shutil.copy(BASELINE, tmp_path / "other.sqlite.xz")
-    assert "both sides are the same file" in warplens("compare", BASELINE, tmp_path / "other.sqlite.xz").err
+def test_a_copy_on_the_other_side_is_the_same_file_and_nothing_for_a_gate(warplens, tmp_path):
+    copy = shutil.copy(BASELINE, tmp_path / "other.sqlite.xz")
+    assert "both sides are the same file" in warplens("compare", BASELINE, copy).err
+    for other in (BASELINE, copy):
+        run = warplens("compare", BASELINE, other, "--fail-on", "0%", "--quiet")
+        assert (run.code, run.out) == (2, "")
+        assert run.err.startswith("error: the gate has nothing to go by: Both sides are one recording")
+
+
+def _recorded(path: Path, factor: float, minute: int | None) -> None:
+    """A run of the small export, with its times multiplied; begun at this minute, if that is to be known."""
+    write_export(path)
+    with closing(sqlite3.connect(path)) as file, file:
+        stretch(file, factor)
+        if minute is not None:
+            file.execute("DROP TABLE TARGET_INFO_SESSION_START_TIME")
+            file.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
+            time = 1_790_000_000_000_000_000 + 60_000_000_000 * minute
+            file.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (time,))
+
+
+@pytest.mark.parametrize("recorded", ["in turns", "one side after the other", "unknown"])
+def test_the_order_of_files_is_that_of_their_recording_and_not_of_their_names(asked, tmp_path, recorded):
+    """Twelve runs a side, each 1 % slower than the one before; run10 comes before run2 by name."""
+    noise = (0.1, -0.2, 0.15, 0, -0.1, 0.2, -0.05, 0.1, 0.05, -0.15, 0.1, -0.1)
+    for side, slower in (("b", 1.0), ("v", 1.03)):
+        (tmp_path / side).mkdir()
+        for turn in range(12):
+            minute = 2 * turn + (side == "v") if recorded == "in turns" else turn + 12 * (side == "v")
+            factor = slower * 1.01**turn * (1 + noise[(turn + 5 * (side == "v")) % 12] / 100)
+            path = tmp_path / side / f"run{turn + 1}.sqlite"
+            _recorded(path, factor, None if recorded == "unknown" else minute)
+    found = asked("compare", tmp_path / "b", tmp_path / "v")
+    verdict, order = found["data"]["verdict"], [f"run{turn + 1}.sqlite" for turn in range(12)]
+    assert (found["data"]["variant"]["sources"] == order) == (recorded != "unknown")
+    doubts = " ".join(warning["text"] for warning in found["warnings"])
+    assert ("were not taken in turns: what changed" in doubts) == (recorded == "one side after the other")
+    assert ("do not tell in which order" in doubts) == (recorded == "unknown")
+    assert ("Times of" in doubts) == (recorded == "one side after the other")
+    assert ("turns" in verdict["how"]) == (recorded == "in turns")
+    assert verdict["verdict"] == ("slower" if recorded == "in turns" else "undecided")
+    if recorded == "in turns":
+        assert verdict["ratio"]["high"] - verdict["ratio"]["low"] < 0.01
+
+
+def test_few_turns_are_compared_side_by_side_and_not_doubted(asked, tmp_path):
+    for side in "bv":
+        (tmp_path / side).mkdir()
+        for turn in range(3):
+            _recorded(tmp_path / side / f"{turn}.sqlite", 1 + turn / 100 + (side == "v") / 10, 2 * turn + (side == "v"))
+    found = asked("compare", tmp_path / "b", tmp_path / "v")
+    assert "3 blocks against the medians of 3 blocks" in found["data"]["verdict"]["how"]
+    doubts = " ".join(warning["text"] for warning in found["warnings"])
+    assert "turns" not in doubts
 
 
 def test_a_repeat_that_left_an_empty_file_is_told(warplens, tmp_path):
@@ -208,6 +257,14 @@ def test_a_trace_of_pytorch_is_held_against_one_of_nsight(asked, tmp_path):
     found = asked("compare", nsys, kineto)
     assert found["data"]["wall"]["residual_ns"] == 0
     assert "different-tool" in [warning["code"] for warning in found["warnings"]]
+
+
+def test_a_gate_has_nothing_to_go_by_with_another_profiler(warplens, tmp_path):
+    kineto, nsys = write_trace(tmp_path / "torch.json"), write_export(tmp_path / "nsys.sqlite")
+    for sides in ((nsys, kineto), (kineto, nsys)):
+        run = warplens("compare", *sides, "--fail-on", "5%", "--quiet")
+        assert (run.code, run.out) == (2, "")
+        assert run.err.startswith("error: the gate has nothing to go by: ")
 
 
 def test_a_capture_in_which_nothing_happened_is_named(warplens, tmp_path):

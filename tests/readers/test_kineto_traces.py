@@ -57,6 +57,7 @@ def test_a_real_kernel_value_by_value(captured):
     found = read(captured("kineto/h200_lm_small_train.json.gz"))
     row = found.kernels.row(0, named=True)
     assert found.capture.epoch_ns == 1_790_857_026_000_000_000 + 4_371_753_723_578_073
+    assert found.capture.began_ns == found.capture.epoch_ns
     assert found.capture.epoch_ns + row["start_ns"] == 1_790_857_026_000_000_000 + 4_371_753_725_525_031
     assert row["end_ns"] - row["start_ns"] == 896
     assert row["name"] == "vectorized_elementwise_kernel"

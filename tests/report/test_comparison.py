@@ -33,6 +33,7 @@ from warplens.report.comparison.words import (
     change_text,
     confidence_text,
     forbids_gate,
+    gate_doubts,
     gate_line,
     interval_text,
     needed_sentence,
@@ -74,10 +75,20 @@ def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
     return Samples.of(random.normal(mean, share * mean, (blocks, 5)))
 
 
-@pytest.mark.parametrize("code", ["different-gpu", "different-programs"])
+@pytest.mark.parametrize("code", ["different-gpu", "different-programs", "different-tool", "same-file"])
 def test_a_gate_has_nothing_to_go_by_where_more_than_the_program_changed(paradox, code):
     assert forbids_gate(paradox) is None
     assert forbids_gate(replace(paradox, notes=(Note(code, NoteLevel.WARNING, "They differ"),))) is not None
+
+
+def test_a_gate_goes_by_another_profiler_only_where_the_gpu_work_is_slower_as_well(paradox):
+    notes = (Note("different-tool", NoteLevel.WARNING, "The profilers differ"),)
+    calm = noisy(1e6, 0.005, 1)
+    slower, same = compare(calm, noisy(1.2e6, 0.005, 2)), compare(calm, noisy(1e6, 0.005, 3))
+    for step, work, stands in ((slower, slower, True), (slower, same, False), (same, slower, False)):
+        numbers = replace(paradox, notes=notes, comparison=step, regression=regression(step, 0.05), gpu_work=work)
+        assert (forbids_gate(numbers) is None) == stands
+        assert gate_doubts(numbers) == ["caution: The profilers differ"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +119,15 @@ def test_each_verdict_has_its_sentence():
 
 def test_a_single_duration_has_no_interval_and_says_so():
     found = compare(Samples.of([[1e6]]), Samples.of([[2e6]]))
-    assert interval_text(found.ratio) == "no interval: a single duration per side"
+    assert interval_text(found.ratio) == "no interval: a side has a single duration"
     assert str(needed_text(found)).startswith("The variation of the times is unknown")
+    assert str(needed_text(found)).endswith(", of each side.")
+
+
+def test_the_side_of_a_single_duration_is_named():
+    found = compare(Samples.of([[1e6, 1.01e6, 0.99e6]]), Samples.of([[1e6]]))
+    assert any(doubt.startswith("The variant has a single duration") for doubt in found.doubts)
+    assert str(needed_text(found)).endswith(", of the variant.")
 
 
 def test_the_gate_has_three_ends():
@@ -118,6 +136,21 @@ def test_the_gate_has_three_ends():
     assert gate_line(regression(slower, 0.05), slower).startswith("gate failed: slower by more than 5.0 %")
     assert gate_line(regression(slower, 0.5), slower).startswith("gate passed: not slower by more than 50.0 %")
     assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided (not a failure)")
+
+
+def test_the_gate_does_not_certify_a_loss_of_throughput_by_a_few_long_steps():
+    """Every fifth step takes three times as long: the typical one is the same, and the mean is not."""
+    random = np.random.default_rng(1)
+    steps, others = 4e6 * np.exp(random.normal(0, 0.005, (2, 20)))
+    others[::5] *= 3
+    found = compare(Samples.of([steps]), Samples.of([others]))
+    gate = regression(found, 0.05)
+    assert (found.verdict, gate.found, gate.excluded, gate.needed_blocks) == ("same", False, False, None)
+    line = gate_line(gate, found)
+    assert line.startswith("gate undecided (not a failure): the typical time is not slower by more than 5.0 % (95 %: ")
+    assert line.endswith("but the mean changes by +40.0 %: a few steps take far longer")
+    assert regression(found, 0.5).excluded
+    assert regression(compare(Samples.of([others]), Samples.of([steps])), 0.05).excluded
 
 
 def test_a_difference_within_the_noise_says_why_it_is_undecided():

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -274,12 +275,38 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
 
 
 def both_sides(baseline: TraceFiles, variant: TraceFiles, *, same_file: bool = False) -> tuple[TraceFiles, TraceFiles]:
-    """The sides, with a note if both contain the same recording."""
+    """The sides, in the order of recording if the files tell it; with a note if both contain the same recording."""
+    baseline, variant = _by_time(baseline, variant)
     if same_file or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
         text = "both sides are the same file"
         note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
         variant = replace(variant, notes=((*variant.notes[0], note), *variant.notes[1:]))
     return baseline, variant
+
+
+def _by_time(*sides: TraceFiles) -> tuple[TraceFiles, TraceFiles]:
+    """The sides with their files by time, and whether they were taken in turns; unchanged if a time is not known.
+
+    In turns: of each two successive files, one is of either side. Equal times tell no order.
+    """
+    times = [[side.timeline.trace.capture.began_ns for side in files.files] for files in sides]
+    known = [time for side in times for time in side if time is not None]
+    baseline, variant = sides
+    if len(set(known)) < len(times[0]) + len(times[1]):
+        return baseline, variant
+    taken = [side for _, side in sorted((time, side) for side in (0, 1) for time in times[side] if time is not None)]
+    turns = len(times[0]) == len(times[1]) and all(map(ne, taken[::2], taken[1::2]))
+
+    def ordered(files: TraceFiles, began: list[int | None]) -> TraceFiles:
+        by_time = sorted(range(len(began)), key=lambda number: began[number] or 0)
+        return replace(
+            files,
+            files=tuple(files.files[number] for number in by_time),
+            notes=tuple(files.notes[number] for number in by_time),
+            order="turns" if turns else "known",
+        )
+
+    return ordered(baseline, times[0]), ordered(variant, times[1])
 
 
 def _same_recording(before: Side, after: Side) -> bool:

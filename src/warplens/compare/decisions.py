@@ -122,7 +122,7 @@ def needed_units(shift: Shift, margin: float) -> int | None:
         _, same = power(distance, limit - drift, error, freedom, shift.level)
         return same >= POWER or (assumed > drift and differs >= POWER)
 
-    low, high = shift.fewest, shift.fewest + 1
+    low, high = min(shift.counts), min(shift.counts) + 1
     while not decides(high):
         low, high = high, high * 2
         if high > _MOST:
@@ -152,7 +152,7 @@ class NoiseFloor:
     share: float | None
     #: relative change of the times over the length of the side, positive if they rise; 0 without a significant trend
     drift: float
-    significance: float | None  #: p-value of the trend; None with fewer than five units
+    significance: float | None  #: p-value of the trend; None with fewer than five units, and without their order
     splits: int  #: number of random splits
     #: the units of the splits: `blocks`, `turns` (the sides of a turn exchanged at random), or `steps` of one block
     of: Literal["blocks", "turns", "steps"]
@@ -164,7 +164,7 @@ def noise_floor(samples: Samples, *, seed: int = 0) -> NoiseFloor:
     Halves differ more than whole sides since they are shorter; their difference is scaled by the root of the lengths.
     """
     values = units(samples)
-    side_trend = trend(values)
+    side_trend = trend(values) if samples.in_order else None
     return NoiseFloor(
         share=_share(_halves(values, seed)),
         drift=math.expm1(side_trend.shift) if side_trend and side_trend.matters else 0.0,
@@ -217,7 +217,7 @@ def _halves(values: Float64s, seed: int) -> float | None:
 
 def _exchanged(differences: Float64s, seed: int) -> float:
     """The 95th percentile of the centre of turns with randomly exchanged sides, without the observed difference."""
-    trimmed = cut(differences.size)
+    trimmed = cut(differences.size, blocks=True)
     observed, _ = centres_and_variances(differences, trimmed)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (_splits(differences.size), differences.size))
     centre, _ = centres_and_variances(signs * (differences - observed), trimmed)
@@ -249,6 +249,8 @@ class Comparison:
     margin: float = 0.02  #: differences of at most this share count as none
     unit: Literal["blocks", "steps"] = "blocks"  #: unit of `needed_blocks`: `steps` if each side has a single block
     shift: Shift | None = None  #: what the interval was computed from
+    #: ratio of the means of all durations, which outliers move and `ratio` ignores; None if unknown
+    means: float | None = None
 
     @property
     def within_noise(self) -> bool:
@@ -275,6 +277,7 @@ def compare(
     ratio, noise = interval_of(shift), floor_between(baseline, variant, seed=seed)
     verdict = _verdict(ratio, noise, margin)
     single = len(baseline.blocks) == len(variant.blocks) == 1
+    means = float(variant.values.mean() / baseline.values.mean())
     return Comparison(
         ratio=ratio,
         verdict=verdict,
@@ -283,10 +286,11 @@ def compare(
         baseline_ns=baseline.median_ns,
         variant_ns=variant.median_ns,
         how=_how(baseline, variant, shift),
-        doubts=tuple(_doubts(baseline, variant, shift, ratio)),
+        doubts=tuple(_doubts(baseline, variant, shift, ratio, means)),
         margin=margin,
         unit="steps" if single else "blocks",
         shift=shift,
+        means=means,
     )
 
 
@@ -323,7 +327,7 @@ def _counted(side: Samples) -> str:
     return f"the medians of {len(side.blocks)} blocks"
 
 
-def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) -> Iterator[str]:
+def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, means: float) -> Iterator[str]:
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
         yield (
@@ -332,10 +336,11 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
         )
     elif single:
         yield f"The {single[0]} is a single run: it is taken to vary from run to run as much as the other side does"
-    elif not shift.paired:
+    elif not shift.paired and baseline.ordered and variant.ordered:
         yield "The sides were not taken in turns: what changed on the machine in between looks like a difference"
     if not shift.freedom:
-        yield "A side has a single duration: nothing shows how much it varies"
+        side = f"The {shift.single_side}" if shift.single_side is not None else "Each side"
+        yield f"{side} has a single duration: nothing shows how much it varies"
     elif not shift.error:
         yield (
             "No duration of a side differs from its others: the clock is coarser than what they vary by, and the "
@@ -353,13 +358,16 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
                 "order in which they were taken: the interval reaches as much further, for that may go on"
             )
     if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
-        units = "turns" if shift.paired else "steps" if single else "blocks"
         independent = round(max(shift.count / shift.dependence, 1))
-        yield (
-            f"Successive {units} resemble each other: {shift.count} of them tell as much as "
-            f"{independent} independent {'one' if independent == 1 else 'ones'}"
-        )
-    means = float(variant.values.mean() / baseline.values.mean())
+        ones = f"{independent} independent {'one' if independent == 1 else 'ones'}"
+        if len(single) == 2:
+            yield f"Successive steps resemble each other: {shift.count} of them tell as much as {ones}"
+        else:
+            units = "turns" if shift.paired else "blocks"
+            yield (
+                f"Successive {units} resemble each other, which may be chance: the interval counts {shift.count} of "
+                f"them as {ones}"
+            )
     if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
         yield f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical"
 
@@ -369,10 +377,12 @@ class Regression:
     """Whether the variant is slower by more than a limit; undecided if neither `found` nor `excluded`."""
 
     found: bool  #: the whole interval lies above the limit
-    excluded: bool  #: the whole interval lies at or below the limit
+    excluded: bool  #: the whole interval lies at or below the limit, and so does the ratio of the means
     fail_on: float  #: the limit, a share: 0.05 for 5 %
     #: total blocks per side that would show on which side of the limit it is; None if it is known, or if no number does
     needed_blocks: int | None = None
+    #: the ratio of the means, if nothing but that lies above the limit: a few steps take far longer than others
+    means: float | None = None
 
 
 def regression(comparison: Comparison, fail_on: float) -> Regression:
@@ -380,7 +390,9 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
 
     It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. If the interval includes the
     limit, or the ratio is within the noise floor, it is undecided and no failure, since a build would otherwise fail on
-    noise. The margin of the comparison is not used: with a limit of 0, any certain slowdown is a regression.
+    noise. It is undecided as well if the mean of all steps is slower by more than the limit, and the typical step, of
+    which the interval is, is not: the throughput went down, by steps too few for an interval. The margin of the
+    comparison is not used: with a limit of 0, any certain slowdown is a regression.
 
     Raises:
         UsageError: the limit is negative or not finite.
@@ -388,9 +400,10 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
     if not 0 <= fail_on < math.inf:
         raise UsageError(f"a limit of {fail_on:g} is none: 0.05 stands for a slowdown of 5 %")
     ratio, limit = comparison.ratio, (1 + fail_on) * (1 + _ROUNDING)
-    found, excluded = ratio.low > limit and not comparison.within_noise, ratio.high <= limit
+    found, within = ratio.low > limit and not comparison.within_noise, ratio.high <= limit
+    means = comparison.means if within and comparison.means is not None and comparison.means > limit else None
     needed = None
-    if comparison.shift is not None and not (found or excluded):
+    if comparison.shift is not None and not (found or within):
         beyond = replace(comparison.shift, estimate=comparison.shift.estimate - math.log1p(fail_on))
         needed = needed_units(beyond, 0.0)
-    return Regression(found, excluded, fail_on, needed)
+    return Regression(found, within and means is None, fail_on, needed, means)

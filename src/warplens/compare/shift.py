@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Final
@@ -31,6 +31,8 @@ class Samples:
 
     blocks: tuple[Float64s, ...]  #: one array per block, in order of measurement; positive and not empty
     paired: bool = False  #: whether block i was measured next to block i of the other side (in turns)
+    #: whether the blocks are in order, one side after the other; if not, neither their correlation nor a trend is told
+    ordered: bool = True
 
     def __post_init__(self) -> None:
         if not self.blocks or any(block.ndim != 1 or not block.size for block in self.blocks):
@@ -49,6 +51,11 @@ class Samples:
         return sum(block.size for block in self.blocks)
 
     @property
+    def in_order(self) -> bool:
+        """Whether the units are in order of measurement: the steps of a single block always are."""
+        return self.ordered or len(self.blocks) == 1
+
+    @property
     def values(self) -> Float64s:
         """All durations, block after block."""
         return np.concatenate(self.blocks)
@@ -62,8 +69,10 @@ class Samples:
 #: Share of the units that is trimmed at each end. It is common that one round in ten is 1.5 times slower because of
 #: another program: the interval of a mean then is five times wider, that of a trimmed mean nearly the same.
 TRIMMED_SHARE: Final = 0.2
-#: With fewer units none are trimmed.
+#: With fewer steps of a run none are trimmed.
 TRIMMED_FROM: Final = 5
+#: The same of blocks: of five, three would be left, and the interval be wider than that of four.
+_BLOCKS_TRIMMED_FROM: Final = 6
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,9 @@ def block_medians(samples: Samples) -> Float64s:
     return np.array([np.median(block) for block in samples.blocks])
 
 
-def cut(*counts: int) -> float:
+def cut(*counts: int, blocks: bool = False) -> float:
     """The share to trim at each end, for sides of these numbers of units; equal, so that centres are comparable."""
-    return TRIMMED_SHARE if min(counts) >= TRIMMED_FROM else 0.0
+    return TRIMMED_SHARE if min(counts) >= (_BLOCKS_TRIMMED_FROM if blocks else TRIMMED_FROM) else 0.0
 
 
 def location(values: Float64s, trimmed: float) -> Location:
@@ -185,9 +194,10 @@ def variance_limit(freedom: float, confidence: float) -> float:
     return float(freedom / special.chdtri(freedom, confidence))
 
 
-# Steps of one run, and successive runs on one machine, are not independent: clocks, temperature and other programs
-# change slowly. An interval that ignores this is too narrow: in simulated runs whose neighbouring steps have a
-# correlation of 0.7, an interval for independent steps misses the true value in 38 of 100 cases instead of 5.
+# Steps of one run are not independent: clocks, temperature and other programs change slowly. An interval that ignores
+# this is too narrow: in simulated runs whose neighbouring steps have a correlation of 0.7, an interval for independent
+# steps misses the true value in 38 of 100 cases instead of 5. Successive runs may be correlated as well, but a few of
+# them hardly show it (`between_blocks`).
 
 #: With fewer units, correlation and trends are not significant.
 ORDER_FROM: Final = 5
@@ -223,6 +233,30 @@ def _lag_one(side: Float64s) -> Float64s:
     ranks = np.argsort(np.argsort(side, axis=0, kind="stable"), axis=0, kind="stable") - (len(side) - 1) / 2
     correlation = (ranks[1:] * ranks[:-1]).sum(axis=0) / (ranks**2).sum(axis=0)
     return np.where((side == side[0]).all(axis=0), 0.0, correlation)
+
+
+def between_blocks(*sides: Float64s) -> float:
+    """`dependence` of blocks, which are separate runs or turns; 1 for fewer than five.
+
+    The correlation of five ranks is mostly chance: taken as it is, it made the interval of five independent runs wider
+    than that of four in half of all cases. Unless it is significant, any number of blocks counts as two independent
+    ones at least; and the degrees of freedom are those of independent blocks.
+    """
+    shortest = min(map(len, sides))
+    if shortest < ORDER_FROM:
+        return 1.0
+    factor = float(dependence(*sides))
+    return factor if _beyond_chance(*sides) else min(factor, shortest / 2)
+
+
+def _beyond_chance(*sides: Float64s) -> bool:
+    """Whether the lag-1 correlation of ranks is larger than in 39 of 40 random orders, by its moments.
+
+    In random order its mean is −1/n and its variance (n − 2)² / (n²·(n − 1)) (Moran, Biometrika 35 (1948), 255–260).
+    """
+    counts = np.array([len(side) for side in sides])
+    excess = sum(float(_lag_one(side)) * len(side) + 1 for side in sides)
+    return excess > NormalDist().inv_cdf(0.975) * math.sqrt(((counts - 2) ** 2 / (counts - 1)).sum())
 
 
 @dataclass(frozen=True)
@@ -280,6 +314,7 @@ def _centre(values: Float64s) -> float:
 #: Resamples of the bootstrap; the error of a 5 % quantile then is half a per cent of the samples.
 RESAMPLES: Final = 1999
 #: With fewer units per side, many resamples are equal, and their quantiles are unreliable: only Student's t is used.
+#: Blocks that are trimmed do not count: intervals of ten turns, of which six are left, were several times too wide.
 RESAMPLED_FROM: Final = 8
 #: With more units, bootstrap and Student's t agree to a per cent, and resampling would only take memory.
 RESAMPLED_UP_TO: Final = 200
@@ -297,17 +332,23 @@ class Shift:
     #: sum of the variances of one unit of each side: with n units per side, the squared error is this / n
     variance: float
     count: int  #: units of the smaller side; if one side is a single run, blocks of the other
-    fewest: int  #: smallest number of units of a side: `count`, or 1 for a single run
+    counts: tuple[int, int]  #: units of the baseline and the variant; 1 for a single run against several
     paired: bool  #: whether the sides were compared turn by turn
     resampled: bool  #: whether the bootstrap was used for `critical`
-    dependence: float  #: see `dependence`; 1 for independent units
-    #: of the baseline, the variant and both; None in turns
+    dependence: float  #: see `dependence`, and `between_blocks`; 1 for independent units
+    #: of the baseline, the variant and both; None in turns, and if the order is not known
     trends: tuple[Trend | None, Trend | None, Trend | None] = (None, None, None)
 
     @property
     def drift(self) -> float:
         """The largest shift that a drift may have caused, in either direction, as the order of sides is unknown."""
         return max((abs(found.shift) for found in self.trends if found and found.matters), default=0.0)
+
+    @property
+    def single_side(self) -> str | None:
+        """The side of a single unit, if the other one has several: it leaves the interval open."""
+        singles = [name for name, count in zip(("baseline", "variant"), self.counts, strict=True) if count == 1]
+        return singles[0] if len(singles) == 1 else None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -334,20 +375,27 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
     before, after = units(baseline), units(variant)
     if in_turns(baseline, variant):
         return _paired(after - before, level, seed)
-    trimmed = cut(before.size, after.size)
-    first, second = location(before, trimmed), location(after, trimmed)
     single = len(baseline.blocks) == 1, len(variant.blocks) == 1
-    factor = 1.0
-    if any(single) or min(before.size, after.size) >= ORDER_FROM:
+    trimmed = cut(before.size, after.size, blocks=not all(single))
+    first, second = location(before, trimmed), location(after, trimmed)
+    ordered = baseline.in_order and variant.in_order
+    if all(single):
         factor = float(dependence(before, after))
-    first, second = _dependent(first, factor), _dependent(second, factor)
+        first, second = _of_steps(first, factor), _of_steps(second, factor)
+    else:
+        factor = between_blocks(*(side for side, alone in ((before, single[0]), (after, single[1])) if not alone))
+        factor = factor if ordered else 1.0
+        first = _of_steps(first, float(dependence(before))) if single[0] else _of_blocks(first, factor)
+        second = _of_steps(second, float(dependence(after))) if single[1] else _of_blocks(second, factor)
     if single == (True, False):
         first = _as_variable_as(first, second)
     elif single == (False, True):
         second = _as_variable_as(second, first)
     first, second = _not_steadier(first, second), _not_steadier(second, first)
     error, freedom = _welch(first, second)
-    critical, resampled = _critical((before, after), trimmed, freedom, level, seed)
+    if single[0] != single[1]:  # one estimate of the variance, that of the runs, stands for both sides
+        freedom = first.freedom
+    critical, resampled = _critical((before, after), trimmed, freedom, level, seed, blocks=not all(single))
     return Shift(
         estimate=second.centre - first.centre,
         error=error,
@@ -356,19 +404,19 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
         level=level,
         variance=first.spread + second.spread,
         count=max(first.count, second.count) if any(single) and not all(single) else min(first.count, second.count),
-        fewest=min(first.count, second.count),
+        counts=(first.count, second.count),
         paired=False,
         resampled=resampled,
         dependence=factor,
-        trends=(trend(before), trend(after), trend(before, after)),
+        trends=_trends(before, after, blocks=not any(single)) if ordered else (None, None, None),
     )
 
 
 def _paired(differences: Float64s, level: float, seed: int) -> Shift:
-    trimmed = cut(differences.size)
-    factor = float(dependence(differences)) if differences.size >= ORDER_FROM else 1.0
-    centre = _dependent(location(differences, trimmed), factor)
-    critical, resampled = _critical((differences,), trimmed, centre.freedom, level, seed)
+    trimmed = cut(differences.size, blocks=True)
+    factor = between_blocks(differences)
+    centre = _of_blocks(location(differences, trimmed), factor)
+    critical, resampled = _critical((differences,), trimmed, centre.freedom, level, seed, blocks=True)
     return Shift(
         estimate=centre.centre,
         error=math.sqrt(centre.variance),
@@ -377,24 +425,44 @@ def _paired(differences: Float64s, level: float, seed: int) -> Shift:
         level=level,
         variance=centre.spread,
         count=centre.count,
-        fewest=centre.count,
+        counts=(centre.count, centre.count),
         paired=True,
         resampled=resampled,
         dependence=factor,
     )
 
 
-def _dependent(side: Location, factor: float) -> Location:
-    """The location with variance and degrees of freedom corrected for the dependence of its units."""
-    freedom = max(side.freedom / factor, 1.0) if side.freedom else 0.0
-    return Location(side.centre, side.variance * factor, freedom, side.count)
+def _of_steps(run: Location, factor: float) -> Location:
+    """The location with variance and degrees of freedom corrected for the dependence of its steps."""
+    freedom = max(run.freedom / factor, 1.0) if run.freedom else 0.0
+    return replace(run, variance=run.variance * factor, freedom=freedom)
+
+
+def _of_blocks(side: Location, factor: float) -> Location:
+    """The location with its variance corrected for the dependence of its blocks."""
+    return replace(side, variance=side.variance * factor)
+
+
+def _trends(before: Float64s, after: Float64s, *, blocks: bool) -> tuple[Trend | None, Trend | None, Trend | None]:
+    """The trends of the baseline, the variant and both.
+
+    Of blocks, the three tests share the level, half of it for the common trend: as each had all of it, one in eight
+    comparisons of independent runs was called drifting.
+    """
+    found = trend(before), trend(after), trend(before, after)
+    if not blocks:
+        return found
+    one, other, both = (
+        item and replace(item, significance=min(item.significance * share, 1.0))
+        for item, share in zip(found, (4, 4, 2), strict=True)
+    )
+    return one, other, both
 
 
 def _as_variable_as(run: Location, runs: Location) -> Location:
     """A single run as one block, with at least the variance between the runs of the other side."""
-    if run.freedom and run.variance >= runs.spread:
-        return Location(run.centre, run.variance, run.freedom, 1)
-    return Location(run.centre, runs.spread, runs.freedom, 1)
+    own = run.variance if run.freedom else 0.0
+    return Location(run.centre, max(own, runs.spread), runs.freedom, 1)
 
 
 def _not_steadier(few: Location, many: Location) -> Location:
@@ -422,13 +490,15 @@ def _welch(first: Location, second: Location) -> tuple[float, float]:
 
 
 def _critical(
-    sides: tuple[Float64s, ...], trimmed: float, freedom: float, level: float, seed: int
+    sides: tuple[Float64s, ...], trimmed: float, freedom: float, level: float, seed: int, *, blocks: bool
 ) -> tuple[float, bool]:
     """The half width of the interval in standard errors, and whether the bootstrap was used for it."""
     if not freedom:
         return math.inf, False
     student = float(t_quantile(level, freedom))
-    if not all(RESAMPLED_FROM <= values.size <= RESAMPLED_UP_TO for values in sides):
+    sizes = [values.size for values in sides]
+    fewest = min(size - 2 * int(trimmed * size) for size in sizes) if blocks else min(sizes)
+    if fewest < RESAMPLED_FROM or max(sizes) > RESAMPLED_UP_TO:
         return student, False
     generator = np.random.default_rng(seed)
     distance, variance = np.zeros(RESAMPLES), np.zeros(RESAMPLES)

@@ -288,6 +288,7 @@ class Capture:
         devices: the GPUs that the program used, in CUDA order.
         window_ns: begin and end of the recorded time, in the profile's clock.
         epoch_ns: Unix time of the clock's zero, to place several files on one clock; None if not stated.
+        began_ns: Unix time at which the recording began, to put files in order; None if not stated.
         rank: the process's number in a distributed run; None if not stated.
         world_size: number of processes of the distributed run; None if not stated.
         recorded: which of the schema's tables the file held, empty or not.
@@ -303,6 +304,7 @@ class Capture:
     devices: tuple[Device, ...] = ()
     window_ns: tuple[int, int] = (0, 0)
     epoch_ns: int | None = None
+    began_ns: int | None = None
     rank: int | None = None
     world_size: int | None = None
     recorded: frozenset[str] = frozenset()

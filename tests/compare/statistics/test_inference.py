@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from benchmarks.comparison_errors import (
     SPLITS,
     aa_splits,
     coverage,
+    gate_power,
     normal_blocks,
     one_run,
     outlier_blocks,
@@ -31,7 +33,15 @@ from scipy import stats
 from tests.tiers import thinned
 from warplens.compare.decisions import Comparison, Interval, NoiseFloor, compare, ratio_interval, regression
 from warplens.compare.many import DIFFERENCES, adjusted, many_differences
-from warplens.compare.shift import Samples, centres_and_variances, power, t_quantile, two_sided, variance_limit
+from warplens.compare.shift import (
+    Samples,
+    centres_and_variances,
+    power,
+    shift_between,
+    t_quantile,
+    two_sided,
+    variance_limit,
+)
 from warplens.errors import UsageError
 
 
@@ -329,6 +339,45 @@ def test_intervals_from_few_blocks_hold_the_ratio(draw, count):
     assert coverage(draw, count, 120)["ours"] >= 0.92
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_more_runs_make_the_gate_no_weaker(turns):
+    """8 % slower, a limit of 5 %, independent runs that differ by 1 %: trimming may cost some points, no more."""
+    found = [gate_power(runs, 150, turns=turns) for runs in (4, 5, 6, 8)]
+    assert all(after > before - 0.08 for before, after in pairwise(found))
+    assert found[-1] > 0.9
+
+
+def test_intervals_of_independent_turns_are_about_as_wide_as_by_the_textbook():
+    """Six points of a sweep, of ten rounds each; a third of them was more than four times as wide."""
+    generator, wide, level = np.random.default_rng(1), 0, 0.05 / 6
+    textbook = stats.t.ppf(1 - level / 2, 9) * 0.02 * math.sqrt(2 / 10)
+    for _ in range(200):
+        sides = (Samples.of(1e6 * np.exp(generator.normal(0, 0.02, (10, 1))), paired=True) for _ in range(2))
+        interval = ratio_interval(*sides, level=level)
+        wide += math.log(interval.high / interval.low) / 2 > 4 * textbook
+    assert wide <= 6
+
+
+@pytest.mark.parametrize("count", [6, 10])
+def test_independent_runs_are_seldom_called_drifting(count):
+    generator, drifting = np.random.default_rng(2), 0
+    for _ in range(200):
+        sides = (Samples.of(1e6 * np.exp(generator.normal(0, 0.01, (count, 1)))) for _ in range(2))
+        drifting += shift_between(*sides, level=0.05, seed=0).drift > 0
+    assert drifting <= 14
+
+
+def test_without_an_order_neither_trends_nor_correlation_are_told():
+    rising = 1e6 * np.exp(np.linspace(0, 0.3, 10))[:, None]
+    known, unknown = (shift_between(side, side, level=0.05, seed=0) for side in _in_order_or_not(rising))
+    assert (known.drift > 0, known.dependence > 1) == (True, True)
+    assert (unknown.drift, unknown.dependence) == (0, 1)
+
+
+def _in_order_or_not(blocks: np.ndarray) -> tuple[Samples, Samples]:
+    return Samples(tuple(blocks)), Samples(tuple(blocks), ordered=False)
+
+
 @pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.93), (0.5, 0.88), (0.7, 0.85)])
 def test_intervals_from_one_run_hold_the_ratio_though_steps_resemble_each_other(correlation, least):
     assert coverage(one_run(correlation), 20, 150)["ours"] >= least
@@ -348,8 +397,10 @@ def test_the_stored_figures_that_the_documentation_shows_keep_the_promises():
     assert [row["kind"] for row in stored["splits"]] == list(SPLITS)
     assert all(row["decided"] <= 0.05 * row["splits"] for row in stored["splits"])
     assert all(row["ours"] >= 0.95 for row in stored["coverage"] if row["data"].startswith("blocks"))
-    assert all(row["ours"] >= 0.9 for row in stored["coverage"])
+    # Five runs hardly show that they are correlated.
+    assert all(row["ours"] >= (0.82 if row["data"].startswith("successive") else 0.9) for row in stored["coverage"])
     assert all(row["found"] >= 0.8 * row["asked"] for row in stored["planted"])
+    assert all(row["side by side"] >= 0.8 for row in stored["power"] if row["runs"] >= 4)
     assert all(row["chance share"] <= 0.05 for row in stored["kernels"])
     text = (Path(comparison_errors.__file__).parent / "results" / "comparison_errors.md").read_text("utf-8")
     assert text == comparison_errors.tables(stored)

@@ -185,7 +185,8 @@ def _load_measurements(
     except UsageError as error:  # `_SIDE` is not a setting of the user, so the message names the files instead
         text = str(error).replace(f"{_SIDE}=baseline", first.name).replace(f"{_SIDE}=variant", second.name)
         raise UsageError(text) from error
-    notes = tuple(_of_files(baseline, variant, same_file=same_file and not any(selected)))
+    same_times = same_file or baseline.samples.equals(variant.samples)
+    notes = tuple(_of_files(baseline, variant, same_file=same_times and not any(selected)))
     return _without_side(sweep, paired=sweep.paired and same_file), notes
 
 

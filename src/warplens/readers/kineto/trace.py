@@ -257,6 +257,7 @@ def read_kineto(file: Input, asked: Asked) -> Trace:
     devices = devices_of(document.header, used, rocm, issued.renumbered)
     rank, world_size = placement_of(document.header) if not issued.shared else (None, None)
     version = document.header.get("schemaVersion")
+    epoch = epoch_of(document.header, spans.zero_ns)
     capture = Capture(
         source=file.known_as.name,
         format="kineto-json",
@@ -264,7 +265,8 @@ def read_kineto(file: Input, asked: Asked) -> Trace:
         schema_version=str(version) if isinstance(version, int) else None,
         devices=devices,
         window_ns=_window_of(document, spans),
-        epoch_ns=epoch_of(document.header, spans.zero_ns),
+        epoch_ns=epoch,
+        began_ns=epoch,
         rank=rank,
         world_size=world_size,
         recorded=recorded_tables(tables, document.header),

@@ -27,6 +27,7 @@ class Session:
     tool_version: str | None  #: of the nsys that wrote the export (the recording one may be older)
     schema_version: str | None  #: of the export's tables
     duration_ns: int | None  #: duration of the session, on another clock base than the events
+    began_ns: int | None  #: Unix time of its begin; None if the export does not say
     cuda_requested: bool | None  #: whether CUDA tracing was requested; None if the export does not say
     is_wsl: bool  #: whether the capture was made in the Windows Subsystem for Linux
     reports_lost_events: bool  #: whether nsys itself says that events of a process with CUDA calls were dropped
@@ -45,6 +46,7 @@ def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
         tool_version=_version(meta.get("EXPORT_PRODUCT_VERSION")),
         schema_version=_version(meta.get("EXPORT_SCHEMA_VERSION")),
         duration_ns=_duration(file),
+        began_ns=_began(file),
         cuda_requested=any(answer.strip().lower() == "true" for _, answer in traced) if traced else None,
         is_wsl=any("microsoft" in release.lower() for _, release in releases),
         reports_lost_events=any(map(LOST_EVENTS.search, warnings)),
@@ -78,6 +80,13 @@ def _duration(file: Tables) -> int | None:
         return None
     durations = [value for (value,) in file.rows("SELECT duration FROM ANALYSIS_DETAILS") if isinstance(value, int)]
     return max(durations, default=None)
+
+
+def _began(file: Tables) -> int | None:
+    if not _has(file, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+        return None
+    times = file.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    return min((value for (value,) in times if isinstance(value, int) and value > 0), default=None)
 
 
 #: Message that nsys writes whenever a recording ends before the program, whether events were lost or not.

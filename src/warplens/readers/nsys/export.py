@@ -391,6 +391,7 @@ def put_together(
         schema_version=session.schema_version,
         devices=devices,
         window_ns=window,
+        began_ns=session.began_ns,
         recorded=recorded,
         notes=notes if part is None else worst_first((part.note(), *notes)),
         stream_kinds=stream_kinds(file),

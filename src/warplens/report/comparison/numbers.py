@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import polars as pl
@@ -16,7 +16,7 @@ from warplens.compare.difference import SAME_MARGIN, Explanation, StepDifference
 from warplens.compare.host import Side, SideLaunches, gpu_work_samples, step_samples
 from warplens.compare.many import many_differences
 from warplens.compare.places import SAME_KERNELS_SHARE
-from warplens.compare.shift import Samples
+from warplens.compare.shift import ORDER_FROM, Samples
 from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
@@ -39,6 +39,8 @@ class TraceFiles:
     files: tuple[Side, ...]  #: each file with its window, without copies; at least one
     notes: tuple[tuple[Note, ...], ...]  #: quality notes of each file
     copies: tuple[str, ...] = ()  #: sources of files with the same step times as one of `files`
+    #: whether the files are in the order of their recording, and if so, whether in turns with the other side's
+    order: Literal["unknown", "known", "turns"] = "unknown"
 
     @classmethod
     def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
@@ -64,7 +66,7 @@ class TraceFiles:
 
     def samples(self) -> Samples:
         """Step times, one block per file."""
-        return Samples(tuple(block for side in self.files for block in step_samples(side).blocks))
+        return self._samples([block for side in self.files for block in step_samples(side).blocks])
 
     def gpu_work_samples(self) -> Samples | None:
         """GPU computing time of each step, one block per file; None if a file has a step without any."""
@@ -74,7 +76,12 @@ class TraceFiles:
             if samples is None:
                 return None
             blocks += samples.blocks
-        return Samples(tuple(blocks))
+        return self._samples(blocks)
+
+    def _samples(self, blocks: Sequence[Float64s]) -> Samples:
+        """One block per file. Fewer than five turns have too few degrees of freedom to be compared turn by turn."""
+        paired = self.order == "turns" and len(blocks) >= ORDER_FROM
+        return Samples(tuple(blocks), paired=paired, ordered=self.order == "known")
 
     @cached_property
     def typical(self) -> Side:
@@ -170,13 +177,22 @@ def _notes(
     baseline: TraceFiles, variant: TraceFiles, difference: StepDifference, comparison: Comparison
 ) -> tuple[Note, ...]:
     """Notes on the comparison, then the notes on each side's files without those that repeat them; by severity."""
-    notes = [*difference.notes, *_typical_notes(baseline, variant)]
+    notes = [*difference.notes, *_order_notes(baseline, variant), *_typical_notes(baseline, variant)]
     notes += (Note("comparison-doubt", NoteLevel.WARNING, doubt) for doubt in comparison.doubts)
     covered = {note.code for note in difference.notes}
     covered |= {_SAME_MATTER[code] for code in covered & _SAME_MATTER.keys()}
     for side in (baseline, variant):
         notes += (note for note in _of_side(side) if note.code not in covered)
     return worst_first(notes)
+
+
+def _order_notes(*sides: TraceFiles) -> Iterator[Note]:
+    if all(len(side.files) > 1 and side.order == "unknown" for side in sides):
+        text = (
+            "The files do not tell in which order they were recorded: if the sides were not taken in turns, what "
+            "changed on the machine in between looks like a difference"
+        )
+        yield Note("comparison-doubt", NoteLevel.WARNING, text)
 
 
 def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
@@ -274,7 +290,7 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
 
 def verdict_data(comparison: Comparison) -> dict[str, Any]:
     """The JSON data of a verdict."""
-    figures = {name: item for name, item in vars(comparison).items() if name != "shift"}
+    figures = {name: item for name, item in vars(comparison).items() if name not in ("shift", "means")}
     return {**figures, "decided_by": needed_text(comparison)}
 
 

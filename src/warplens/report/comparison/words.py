@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from warplens.compare.decisions import regression
 from warplens.compare.difference import SAME_MARGIN, Contribution, Explanation, StepDifference
 from warplens.compare.shift import TRIMMED_FROM
 from warplens.profile import Note, NoteLevel
@@ -64,7 +65,7 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
     """
     confidence = confidence_text(interval.level)
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
-        return "no interval: a single duration per side"
+        return "no interval: a side has a single duration"
     if times:
         return f"{confidence} %: {fmt.number(interval.low)} to {fmt.number(interval.high)} times"
     return f"{confidence} %: {signed_share(interval.low - 1)} to {signed_share(interval.high - 1)}"
@@ -132,7 +133,9 @@ def gpu_work_sentence(numbers: StepNumbers) -> str | None:
 
 def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") -> str:
     if not math.isfinite(comparison.ratio.high):
-        return "The variation of the times is unknown: record several steps, or better several runs, of each side."
+        alone = comparison.shift.single_side if comparison.shift is not None else None
+        of = "each side" if alone is None else f"the {alone}"
+        return f"The variation of the times is unknown: record several steps, or better several runs, of {of}."
     if needed is None:
         if comparison.shift is not None and comparison.shift.drift:
             return f"No number of repeats would decide {what} while the times drift: take the sides in turns."
@@ -149,6 +152,11 @@ def gate_line(gate: Regression, comparison: Comparison, gpu_work: Comparison | N
         return f"gate failed: slower by more than {limit} ({interval})"
     if gate.excluded:
         return f"gate passed: not slower by more than {limit} ({interval})"
+    if gate.means is not None:
+        return (
+            f"gate undecided (not a failure): the typical time is not slower by more than {limit} ({interval}), but "
+            f"the mean changes by {signed_share(gate.means - 1)}: a few steps take far longer"
+        )
     needed = _repeats_text(comparison, gate.needed_blocks, "the gate")
     text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
     noise = _noise_text(comparison) if comparison.ratio.low > 1 + gate.fail_on else ""
@@ -269,15 +277,25 @@ def forbids_verdict(numbers: StepNumbers) -> Note | None:
 
 
 #: Notes that the times of the sides do not tell whether one program got slower.
-NO_GATE: Final = ("different-programs", "different-gpu")
+NO_GATE: Final = ("different-programs", "different-gpu", "same-file", "same-recording")
 
 #: Notes that the sides may differ in more than a change of one program.
-_DOUBTS: Final = ("few-matches", "hidden-graphs", "unknown-gpu")
+_DOUBTS: Final = ("few-matches", "hidden-graphs", "unknown-gpu", "different-tool")
 
 
 def forbids_gate(numbers: StepNumbers) -> Note | None:
-    """The note that a gate has nothing to go by; None if it has."""
-    return forbids_verdict(numbers) or next((note for note in numbers.notes if note.code in NO_GATE), None)
+    """The note that a gate has nothing to go by; None if it has.
+
+    Of another profiler it has nothing to go by either, for the step time contains what the profiler adds, unless the
+    GPU's work, to which profilers add nothing, is certainly slower by more than the limit as well.
+    """
+    codes = NO_GATE if _gpu_work_fails(numbers) else (*NO_GATE, "different-tool")
+    return forbids_verdict(numbers) or next((note for note in numbers.notes if note.code in codes), None)
+
+
+def _gpu_work_fails(numbers: StepNumbers) -> bool:
+    gate, work = numbers.regression, numbers.gpu_work
+    return gate is not None and gate.found and work is not None and regression(work, gate.fail_on).found
 
 
 def gate_doubts(numbers: StepNumbers) -> list[str]:
