@@ -167,6 +167,11 @@ def _derived(page: Page) -> Iterator[str]:
     yield from (
         times(1 / (1 - value)) for _, key, value in leaves(data) if key == "to_roof_share" and 0 < (value or 0) < 1
     )
+    for parts in _lists_called("left_out", data):
+        spent: dict[str, int] = {}
+        for part in parts:
+            spent[part["what"]] = spent.get(part["what"], 0) + part["duration_ns"]
+        yield from map(fmt.duration, spent.values())
     if page.command == "headroom":
         for device in data["devices"]:
             yield from _of_headroom(device)
@@ -178,6 +183,15 @@ def _derived(page: Page) -> Iterator[str]:
         yield from _of_diagnosis(data)
     if page.command == "compare":
         yield from _of_comparison(data)
+
+
+def _lists_called(name: str, data: Any) -> Iterator[list[Any]]:
+    """The lists with this name, anywhere in a JSON."""
+    for key, value in data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ():
+        if key == name and isinstance(value, list):
+            yield value
+        else:
+            yield from _lists_called(name, value)
 
 
 def _of_diagnosis(data: Mapping[str, Any]) -> Iterator[str]:

@@ -1873,7 +1873,7 @@ def test_the_backward_pass_of_a_loop_that_reads_back_goes_with_it(turns: int, *,
         (65_536, 0, "Work on these results"),
         (4, 0, "Move that host work"),  # a loss of four bytes is not what the host is busy with
         (4 << 20, 4 << 20, "Do this work where its data are"),
-        (4, 4 << 20, "Process these data"),
+        (4, 4 << 20, "Prepare the input"),
     ],
 )
 def test_what_is_copied_before_and_after_a_pause_tells_what_the_host_works_on(

@@ -323,7 +323,7 @@ def _found(
         elif not too:
             return None
         else:
-            frame = file.frame(f"SELECT {', '.join(map(quoted, names))} FROM t WHERE {part.condition}")
+            frame = file.frame("t", f"SELECT {', '.join(map(quoted, names))} FROM t WHERE {part.condition}")
             file.refuse_damage_in("t", part, frame.height)
         found += frame.rows()
     return found
