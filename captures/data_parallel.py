@@ -1,18 +1,16 @@
 """Programs with `nn.DataParallel` on two GPUs, timed beside one GPU alone and beside DistributedDataParallel.
 
 `MODULE=data_parallel.py captures/two_ranks.sh OUT` runs all of them. By hand: `python captures/data_parallel.py time
-PROGRAM OUT` times the ways in turn, then DistributedDataParallel in processes of its own, and records `before` with
-torch.profiler; `nsys profile … python captures/data_parallel.py nsys PROGRAM OUT` runs a few steps of `before`; `list`
-names the programs. Without GPUs, they are tried, tiny, on the CPU.
+PROGRAM OUT` times DistributedDataParallel in processes of its own, then the other ways in turn, and records `before`
+with torch.profiler; `nsys profile … python captures/data_parallel.py nsys PROGRAM OUT` runs a few steps of `before`;
+`list` names the programs. Without GPUs, they are tried, tiny, on the CPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,10 @@ import torch.multiprocessing as mp
 import torchvision
 import transformers
 from torch import Tensor, nn
+from two_gpus import CUDA, ROUNDS, WARMUP, Step, a_round, measured, run_under_nsys, size, synchronize, timed
 
-CUDA = torch.cuda.is_available()
-WARMUP, ROUNDS, A_ROUND, RECORDED = (6, 10, 4, 3) if CUDA else (1, 2, 1, 2)
 #: DataParallel on two GPUs; the whole batch on one; half of the batch in each of two processes.
 BEFORE, ONE, DDP = "before", "one", "ddp"
-Step = Callable[[], object]
-
-
-def size(full: int, tiny: int) -> int:
-    """A size for GPUs, or the one for trying the program."""
-    return full if CUDA else tiny
 
 
 def device() -> torch.device:
@@ -114,27 +105,6 @@ def images_embedded(way: str) -> Step:
 PROGRAMS = {each.__name__: each for each in (images_trained, texts_trained, classifier_tuned, images_embedded)}
 
 
-def synchronize() -> None:
-    """Waits for all GPUs of the process."""
-    for gpu in range(torch.cuda.device_count()):
-        torch.cuda.synchronize(gpu)
-
-
-def timed(steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Milliseconds of a step, round by round, the ways in turn."""
-    samples: dict[str, list[float]] = {way: [] for way in steps}
-    for _ in range(ROUNDS):
-        for way, step in steps.items():
-            step()
-            synchronize()
-            begin = time.perf_counter()
-            for _ in range(A_ROUND):
-                step()
-            synchronize()
-            samples[way].append(round((time.perf_counter() - begin) * 1e3 / A_ROUND, 4))
-    return samples
-
-
 def prepared(name: str, way: str) -> Step:
     """The program's step, after some steps that do not count."""
     torch.manual_seed(0)
@@ -156,23 +126,11 @@ def rank(number: int, name: str, results: Any) -> None:
     samples = []
     for _ in range(ROUNDS):
         dist.barrier()
-        samples += timed_once(step)
+        samples.append(a_round(step))
     if number == 0:
         results.put(samples)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def timed_once(step: Step) -> list[float]:
-    """One round."""
-    if CUDA:
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(A_ROUND):
-        step()
-    if CUDA:
-        torch.cuda.synchronize()
-    return [round((time.perf_counter() - begin) * 1e3 / A_ROUND, 4)]
 
 
 def main() -> None:
@@ -181,36 +139,19 @@ def main() -> None:
         print(json.dumps(list(PROGRAMS)))
         return
     how, name, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    samples: dict[str, list[float]] = {}
-    if how == "time":
-        context = mp.get_context("spawn")
-        results = context.Queue()
-        ranks = [context.Process(target=rank, args=(number, name, results)) for number in range(2)]
-        for process in ranks:
-            process.start()
-        samples[DDP] = results.get(timeout=60)
-        for process in ranks:
-            process.join()
-    steps = {way: prepared(name, way) for way in ((BEFORE,) if how == "nsys" else (BEFORE, ONE))}
-    step = steps[BEFORE]
     if how == "nsys":
-        torch.cuda.profiler.start()
-        for _ in range(RECORDED):
-            with torch.cuda.nvtx.range("step"):
-                step()
-        synchronize()
-        torch.cuda.profiler.stop()
+        run_under_nsys(prepared(name, BEFORE))
         return
-    samples |= timed(steps)
-    record = {"name": name, "samples_ms": samples, "ms": {key: statistics.median(row) for key, row in samples.items()}}
-    (out / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
-    with torch.profiler.profile(record_shapes=True) as profiler:
-        for _ in range(RECORDED):
-            with torch.profiler.record_function("step"):
-                step()
-        synchronize()
-    profiler.export_chrome_trace(str(out / f"{name}.pt.trace.json"))
-    os._exit(0)
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=rank, args=(number, name, results)) for number in range(2)]
+    for process in ranks:
+        process.start()
+    samples = {DDP: results.get(timeout=60)}
+    for process in ranks:
+        process.join()
+    steps = {way: prepared(name, way) for way in (BEFORE, ONE)}
+    measured(name, samples | timed(steps), steps[BEFORE], out)
 
 
 if __name__ == "__main__":

@@ -133,13 +133,41 @@ def timed(steps: dict[str, Step]) -> dict[str, list[float]]:
     for _ in range(ROUNDS):
         for variant, step in steps.items():
             step()
-            synchronize()
-            begin = time.perf_counter()
-            for _ in range(A_ROUND):
-                step()
-            synchronize()
-            samples[variant].append(round((time.perf_counter() - begin) * 1e3 / A_ROUND, 4))
+            samples[variant].append(a_round(step))
     return samples
+
+
+def a_round(step: Step) -> float:
+    """Milliseconds of a step in one round."""
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(A_ROUND):
+        step()
+    synchronize()
+    return round((time.perf_counter() - begin) * 1e3 / A_ROUND, 4)
+
+
+def measured(name: str, samples: dict[str, list[float]], step: Step, out: Path) -> None:
+    """Writes a program's times and medians, and records some steps of it with torch.profiler."""
+    record = {"name": name, "samples_ms": samples, "ms": {key: statistics.median(row) for key, row in samples.items()}}
+    (out / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for _ in range(RECORDED):
+            with torch.profiler.record_function("step"):
+                step()
+        synchronize()
+    profiler.export_chrome_trace(str(out / f"{name}.pt.trace.json"))
+    os._exit(0)
+
+
+def run_under_nsys(step: Step) -> None:
+    """Some steps, for nsys to record."""
+    torch.cuda.profiler.start()
+    for _ in range(RECORDED):
+        with torch.cuda.nvtx.range("step"):
+            step()
+    synchronize()
+    torch.cuda.profiler.stop()
 
 
 def main() -> None:
@@ -154,25 +182,10 @@ def main() -> None:
         for _ in range(WARMUP):
             step()
     synchronize()
-    step = steps["before"]
     if how == "nsys":
-        torch.cuda.profiler.start()
-        for _ in range(RECORDED):
-            with torch.cuda.nvtx.range("step"):
-                step()
-        synchronize()
-        torch.cuda.profiler.stop()
-        return
-    samples = timed(steps)
-    record = {"name": name, "samples_ms": samples, "ms": {key: statistics.median(row) for key, row in samples.items()}}
-    (out / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
-    with torch.profiler.profile(record_shapes=True) as profiler:
-        for _ in range(RECORDED):
-            with torch.profiler.record_function("step"):
-                step()
-        synchronize()
-    profiler.export_chrome_trace(str(out / f"{name}.pt.trace.json"))
-    os._exit(0)
+        run_under_nsys(steps["before"])
+    else:
+        measured(name, timed(steps), steps["before"], out)
 
 
 if __name__ == "__main__":

@@ -242,11 +242,10 @@ class BlockingCopy(Rule):
         )
         overlaps = self._overlaps(facts)
         pinned = _pinned(facts, fetched=fetched, from_pageable=bool(from_pageable))
-        ahead = first_of(
-            (both, _both_directions(facts)),
-            (fetched, _behind(facts)),
-            default=_ahead(facts, stays=stays, unpinned=unpinned),
-        )
+        if both:
+            ahead = _both_directions(facts)
+        else:
+            ahead = _behind(facts) if fetched else _ahead(facts, stays=stays, unpinned=unpinned)
         others = not stays and not link_bound and at_once is None
         if overlaps or not others:
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
