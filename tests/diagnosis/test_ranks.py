@@ -11,7 +11,7 @@ import pytest
 from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across, run_of_files
 from tests.diagnosis.machine import ADD, BF16_GEMM
 from tests.diagnosis.programs import judged
-from warplens.analysis.ranks.balance import straggler
+from warplens.analysis.ranks.balance import stragglers
 from warplens.analysis.ranks.summary import rank_windows
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Finding
@@ -248,7 +248,7 @@ def test_a_late_rank_in_one_file_is_the_verdict() -> None:
     found = judged(Fleet(2).run(lambda fleet: training(fleet, 1, "more")).one_file())
     assert found.verdict == "straggler"
     # 200 of 800 µs a bucket, of one GPU of two.
-    assert "of the time of all GPUs, 12." in found.headline
+    assert "late ranks: 12.5 % of the time of all GPUs" in found.headline
     communication = found.finding("exposed-communication")
     assert communication.evidence["exposed_ns"] < 0.25 * found.coverage.wall_ns
 
@@ -286,11 +286,74 @@ def test_a_rank_that_is_always_last_but_costs_little_is_no_straggler() -> None:
         for machine in fleet.machines:
             machine.wait()
 
-    for late_us, late in ((3, None), (60, 1)):
+    for late_us, late in ((3, ()), (60, (1,))):
         run = run_of_files(Fleet(4).run(lambda fleet, late_us=late_us: step(fleet, late_us)).files())
         waits = run.result.waits
         assert waits.ranks["last_share"][1] > 0.9
-        assert straggler(waits, run.result.balance) == late
+        assert stragglers(waits, run.result.balance) == late
+
+
+@pytest.mark.parametrize(
+    ("slowness", "pairs", "late"),
+    [
+        ({1: 1.5, 4: 1.5}, False, (1, 4)),
+        ({1: 1.5, 4: 1.4}, False, (1, 4)),
+        ({1: 1.5, 4: 1.1}, False, (1,)),
+        ({3: 1.5, 4: 1.5, 5: 1.5}, True, (3, 4, 5)),
+        ({1: 1.5, 2: 1.5, 4: 1.5, 5: 1.5}, False, ()),
+    ],
+    ids=["equally", "nearly", "one far more", "a node, sums in pairs", "most ranks"],
+)
+def test_ranks_that_are_late_together_are_named_together(
+    slowness: dict[int, float], pairs: bool, late: tuple[int, ...]
+) -> None:
+    """Their gain is that of all going as fast as the others, by the same fleet without a slow rank."""
+
+    def step(fleet: Fleet, slowness: dict[int, float]) -> None:
+        for _ in range(8):
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch(round(500 * slowness.get(rank, 1.0)) * US)
+            for members in [(0, 3), (1, 4), (2, 5)] if pairs else [None]:
+                fleet.meet(100 * US, members=members)
+        for machine in fleet.machines:
+            machine.wait()
+
+    def fleet(slowness: dict[int, float]) -> Fleet:
+        return Fleet(6).run(lambda fleet: step(fleet, slowness))
+
+    slow = fleet(slowness)
+    run = run_of_files(slow.files())
+    assert tuple(sorted(stragglers(run.result.waits, run.result.balance))) == late
+    finding = found_across(Straggler(), slow)
+    if not late:
+        assert finding is None
+        return
+    assert finding is not None
+    assert sorted(finding.where[: len(late)]) == [f"rank {rank}" for rank in late]
+    assert finding.evidence["late_ranks_count"] == len(late)
+    assert ("1, 4" in finding.title) == (late == (1, 4))
+    mended = fleet({rank: slow for rank, slow in slowness.items() if rank not in late})
+    assert finding.expected == pytest.approx(
+        max(m.gpu for m in slow.machines) / max(m.gpu for m in mended.machines), rel=0.08
+    )
+    assert finding.bound is not None
+    assert finding.bound >= finding.expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_ranks_with_steps_of_random_lengths_are_not_late_together(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def step(fleet: Fleet) -> None:
+        for _ in range(4):
+            for machine in fleet.machines:
+                machine.launch(round(500 * random.lognormal(0, 0.2)) * US)
+            fleet.meet(100 * US)
+        for machine in fleet.machines:
+            machine.wait()
+
+    run = run_of_files(Fleet(8).run(step).files())
+    assert len(stragglers(run.result.waits, run.result.balance)) <= 1
 
 
 def gradients(fleet: Fleet, count: int, each_us: int = 12, between: str = ADD) -> None:

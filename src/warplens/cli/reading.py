@@ -239,21 +239,21 @@ _IN_FULL: Final = 24
 
 
 def limited_to_full_reports(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
-    """Limit a run of many files to `_IN_FULL` files for single reports: the late rank's and those of the lowest ranks.
+    """Limit a run of many files to `_IN_FULL` files for single reports: those of late ranks and of the lowest ranks.
 
     The diagnosis of the run still covers all of them. A note says that files are left out.
     """
     if run is None or len(reading.profiles.timelines) <= _IN_FULL:
         return reading, run
-    from warplens.analysis.ranks.balance import straggler
+    from warplens.analysis.ranks.balance import stragglers
 
-    late = straggler(run.run.result.waits, run.run.result.balance)
-    ranks = sorted(run.origin, key=lambda rank: (rank != late, rank))
+    late = stragglers(run.run.result.waits, run.run.result.balance)
+    ranks = sorted(run.origin, key=lambda rank: (rank not in late, rank))
     kept = sorted(dict.fromkeys(run.origin[rank][0] for rank in ranks[:_IN_FULL]))
     new_index = {file: index for index, file in enumerate(kept)}
     profiles = reading.profiles
     note(
-        f"{len(kept)} of {len(profiles.timelines)} files are told one by one: the late rank's and those of the lowest "
+        f"{len(kept)} of {len(profiles.timelines)} files are told one by one: those of late ranks and of the lowest "
         "ranks; what is said of the run rests on all. Report on fewer files for others."
     )
     shown = replace(

@@ -9,7 +9,15 @@ from typing import Any, Final
 import polars as pl
 
 from warplens.analysis.ranks.across import MATCHING, RanksResult
-from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
+from warplens.analysis.ranks.balance import (
+    COLLECTIVE_INSTANCES,
+    PARTS,
+    RANK_WAITS,
+    RANKS,
+    STEP_BALANCE,
+    delays,
+    stragglers,
+)
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.profile import Note, NoteLevel
@@ -60,17 +68,25 @@ def parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
 
 
 def answer(result: RanksResult) -> str:
-    """The answer in two or three sentences: the straggler, its cost, load imbalance and exposed communication."""
+    """The answer in two or three sentences: the late ranks, their cost, load imbalance and exposed communication."""
     sentences = []
     waits, ranks, uneven = result.waits, result.balance.ranks, result.balance.imbalance
     if total := waits.collectives.height:
         wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
         cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
-        late = straggler(waits, result.balance)
-        if late is None:
+        late = stragglers(waits, result.balance)
+        if not late:
             sentences.append(f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}.")
+        elif len(late) > 1:
+            delayed = delays(waits, late)
+            often = f"{fmt.share(delayed.height / total)} of {fmt.plural(total, 'collective')}"
+            sentences.append(
+                f"Ranks {fmt.listed([str(rank) for rank in sorted(late)])} are late together: they arrived after "
+                f"all others in {often} and delayed them by "
+                f"{fmt.duration(int(delayed['delay_ns'].sum()))}; {cost}."
+            )
         else:
-            worst = waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
+            worst = waits.ranks.row(by_predicate=pl.col("rank") == late[0], named=True)
             sentences.append(
                 f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
                 f"{fmt.plural(worst['matched'], 'collective')} and alone delayed them by "

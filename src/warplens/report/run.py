@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.ranks.balance import straggler
+from warplens.analysis.ranks.balance import stragglers
 from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
@@ -78,6 +78,7 @@ def run_frame(run: RunDiagnosis) -> pl.DataFrame:
 def run_data(run: RunDiagnosis) -> dict[str, Any]:
     """The JSON data of a run and of each rank; fields that only the diagnosis of one window has are null."""
     windows = {rank: run.run.summary(rank).window for rank in run.ranks}
+    late = stragglers(run.run.result.waits, run.run.result.balance)
     return {
         "window": None,
         "verdict": run.verdict,
@@ -98,7 +99,8 @@ def run_data(run: RunDiagnosis) -> dict[str, Any]:
             for rank, diagnosis in run.ranks.items()
         ],
         "together": {
-            "late_rank": straggler(run.run.result.waits, run.run.result.balance),
+            "late_rank": next(iter(late), None),
+            "late_ranks": list(late),
             **ranks_data(run.run.result),
         },
     }

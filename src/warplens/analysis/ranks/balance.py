@@ -307,35 +307,85 @@ def waits(
 #: A rank is the straggler if it causes this many times its even share of all delay (of two ranks: three quarters), and
 #: arrives last more often than its even share.
 _STANDS_OUT: Final = 2.0
-#: Least mean waiting of the others for it alone, with nothing to compute, of the rest of their time. Less is chance.
+#: Several ranks are late together if in this share of collectives all of them arrive after all others, and if the time
+#: between is this share of that from the first arrival to the last. By chance, both are far smaller.
+_TOGETHER: Final = 0.5
+#: Least mean waiting of the others for them alone, with nothing to compute, of the rest of their time. Less is chance.
 _LEAST_HELD: Final = 0.02
 
 
-def straggler(waits: Waits, balance: Balance) -> int | None:
-    """The rank that the others wait for; None where none stands out or costs time, or no collective was matched."""
-    if not waits.collectives.height:
-        return None
-    worst = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False]).row(0, named=True)
-    even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
-    caused = worst["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
-    late = worst["last"] and worst["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2)
-    if not late:
-        return None
-    held = held_up(waits, worst["rank"]).join(balance.ranks.select("rank", "duration_ns"), on="rank")
-    held_ns, window_ns = (int(held[column].sum()) for column in ("held_ns", "duration_ns"))
-    return int(worst["rank"]) if held_ns > _LEAST_HELD * (window_ns - held_ns) else None
+def stragglers(waits: Waits, balance: Balance) -> tuple[int, ...]:
+    """The ranks that the others wait for, the latest first; empty where none stand out or cost time.
 
-
-def held_up(waits: Waits, rank: int) -> pl.DataFrame:
-    """Time that each other rank waited for this one alone, without anything to compute: `rank`, `held_ns`.
-
-    Of a wait, this is the part between the last arrival but one and the last: the rest is due to ranks that were late
-    as well.
+    Ranks that are equally late, as those of a slow node, are late together. They are at most half of the ranks.
     """
-    late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
-    members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
+    if not waits.collectives.height:
+        return ()
+    together, alone = _late_together(waits), _latest_alone(waits)
+    if len(together) > 1 and _are_apart(waits, together) and _costs(waits, balance, together):
+        return together
+    return alone if _stands_out(waits, alone[0]) and _costs(waits, balance, alone) else ()
+
+
+def _late_together(waits: Waits) -> tuple[int, ...]:
+    """The latest ranks by their median arrival, up to the longest time between two that follow each other."""
+    first = waits.collectives.select("collective", first_ns="start_ns")
+    behind = (pl.col("start_ns") - pl.col("first_ns")).median().alias("behind_ns")
+    arrivals = waits.members.join(first, on="collective").group_by("rank").agg(behind)
+    arrivals = arrivals.sort(["behind_ns", "rank"], descending=[True, False])
+    steps = -np.diff(arrivals["behind_ns"].to_numpy())[: arrivals.height // 2]
+    return tuple(arrivals["rank"].to_list()[: int(steps.argmax()) + 1]) if len(steps) else ()
+
+
+def _are_apart(waits: Waits, late: Sequence[int]) -> bool:
+    """Whether these ranks arrive after all others in most collectives, and that explains most of the waiting."""
+    is_late, start = pl.col("rank").is_in(list(late)), pl.col("start_ns")
+    arrivals = waits.members.group_by("collective").agg(
+        gap=(start.filter(is_late).min() - start.filter(~is_late).max()).clip(lower_bound=0),
+        spread=start.max() - start.min(),
+    )
+    arrivals = arrivals.drop_nulls("gap")
+    often = (arrivals["gap"] > waits.tolerance_ns).sum() >= _TOGETHER * arrivals.height
+    return often and int(arrivals["gap"].sum()) >= _TOGETHER * int(arrivals["spread"].sum())
+
+
+def _latest_alone(waits: Waits) -> tuple[int, ...]:
+    """The rank that alone caused most delay."""
+    return (int(waits.ranks.sort(["delay_ns", "rank"], descending=[True, False])["rank"][0]),)
+
+
+def _stands_out(waits: Waits, rank: int) -> bool:
+    row = waits.ranks.row(by_predicate=pl.col("rank") == rank, named=True)
+    even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
+    caused = row["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
+    return bool(row["last"] and row["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2))
+
+
+def _costs(waits: Waits, balance: Balance, late: Sequence[int]) -> bool:
+    held = held_up(waits, late).join(balance.ranks.select("rank", "duration_ns"), on="rank")
+    held_ns, window_ns = (int(held[column].sum()) for column in ("held_ns", "duration_ns"))
+    return held_ns > _LEAST_HELD * (window_ns - held_ns)
+
+
+def delays(waits: Waits, late: Sequence[int]) -> pl.DataFrame:
+    """The collectives that these ranks alone delayed: `collective`, and `delay_ns` from the last other arrival on.
+
+    Delays within the error of the clocks are left out.
+    """
+    start = pl.col("start_ns")
+    delay = (start.max() - start.filter(~pl.col("rank").is_in(list(late))).max()).alias("delay_ns")
+    delayed = waits.members.group_by("collective", maintain_order=True).agg(delay)
+    return delayed.filter(pl.col("delay_ns") > waits.tolerance_ns)
+
+
+def held_up(waits: Waits, late: Sequence[int]) -> pl.DataFrame:
+    """Time that each other rank waited for these alone, without anything to compute: `rank`, `held_ns`.
+
+    Of a wait, this is the part between the last other arrival and the last: the rest is due to other late ranks.
+    """
+    others = waits.members.filter(~pl.col("rank").is_in(list(late))).join(delays(waits, late), on="collective")
     caused = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
-    return members.group_by("rank").agg(held_ns=caused).sort("rank")
+    return others.group_by("rank").agg(held_ns=caused).sort("rank")
 
 
 def _instances(matched: pl.DataFrame) -> pl.DataFrame:

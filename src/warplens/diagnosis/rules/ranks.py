@@ -1,7 +1,8 @@
-"""Rules for ranks that wait for each other: a late rank, stages of a pipeline."""
+"""Rules for ranks that wait for each other: late ranks, stages of a pipeline."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -10,7 +11,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.ranks.balance import held_up, straggler
+from warplens.analysis.ranks.balance import delays, held_up, stragglers
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Confidence, Finding, Remedy, Severity, ceiling
@@ -357,23 +358,25 @@ _LONG: Final = 3.0
 
 
 class Straggler(RanksRule):
-    """One rank that arrives last at most collectives, so that all others wait for it."""
+    """A rank that arrives last at most collectives, or up to half of the ranks together, so that all others wait."""
 
     id = "straggler"
-    question = "Is one rank later than the others, so that they wait for it in collectives?"
-    limiter = "one rank that is late"
-    cause = "one late rank, for which the others wait in their collectives"
+    question = "Are some ranks later than the others, so that these wait for them in collectives?"
+    limiter = "ranks that are late"
+    cause = "late ranks, for which the others wait in their collectives"
     raised_when = (
         "one rank arrives last more often than its share and alone causes twice its share of all delay (of two "
-        "ranks, three quarters), and the waiting of the others costs 2 %"
+        "ranks, three quarters); or some ranks, at most half, arrive after all others in half of the collectives, by "
+        "half of the time between the first and the last arrival; and the waiting of the others costs 2 %"
     )
-    claimed = "the time for which each other rank waits in collectives for the late one"
+    claimed = "the time for which each other rank waits in collectives for the late ones"
     beside = "the late rank's excess and transfers that queue behind it"
-    headline = "Limited by a late rank: of the time of all GPUs, {share} goes into waiting for it"
+    headline = "Limited by waiting for late ranks: {share} of the time of all GPUs"
     evidence: ClassVar = {
         "collectives_per_step": "collectives that were found on several ranks",
-        "last_share": "share of these in which this rank arrived last",
-        "caused_share": "share of all delay that this rank alone caused",
+        "late_ranks_count": "ranks that are late together",
+        "last_share": "share of these in which one of them arrived last",
+        "caused_share": "share of all delay that they alone caused",
         "waited_ns_per_step": "time for which each other rank waits for the last one with nothing computed; mean",
         "waited_share": "the same, of the window",
         "most_waiting_rank_share": "the same on the rank that waits the longest",
@@ -405,17 +408,18 @@ class Straggler(RanksRule):
         return found is not None and found.severity != "info"
 
     @staticmethod
-    def _chance(run: Run, late: int) -> float:
-        """The chance that the latest of equal ranks is this late.
+    def _chance(run: Run, late: Sequence[int]) -> float:
+        """The chance that the latest of equal ranks are this late.
 
-        One-sided p-value of Student's t-test on how far it is behind the mean of the others in each step, times the
-        number of ranks. In one step, collectives need not be independent. A single long delay proves nothing.
+        One-sided p-value of Student's t-test on how far the first of them is behind the mean of the others in each
+        step, times the number of ways to choose as many ranks. In one step, collectives need not be independent. A
+        single long delay proves nothing.
         """
         from scipy import special
 
-        is_late, start = pl.col("rank") == late, pl.col("start_ns")
+        is_late, start = pl.col("rank").is_in(list(late)), pl.col("start_ns")
         arrivals = run.result.waits.members.group_by("collective").agg(
-            (start.filter(is_late).first() - start.filter(~is_late).mean()).alias("behind"), start.min()
+            (start.filter(is_late).min() - start.filter(~is_late).mean()).alias("behind"), start.min()
         )
         behind = arrivals.drop_nulls("behind").sort("start_ns", "collective")["behind"].to_numpy()
         if 1 < run.steps < len(behind):
@@ -425,18 +429,21 @@ class Straggler(RanksRule):
         if len(behind) < 2 or behind.mean() <= 0:
             return 1.0
         error = max(float(behind.std(ddof=1)) / len(behind) ** 0.5, 1.0)
-        return min(len(run.ranks) * float(special.stdtr(len(behind) - 1, -behind.mean() / error)), 1.0)
+        chance = float(special.stdtr(len(behind) - 1, -behind.mean() / error))
+        return min(math.comb(len(run.ranks), len(late)) * chance, 1.0)
 
-    def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
-        """The late rank, and the time that each other rank waited for it."""
-        late = straggler(run.result.waits, run.result.balance)
-        if late is None:
+    def _waiting(self, run: Run) -> tuple[tuple[int, ...], dict[int, float]] | None:
+        """The late ranks, the latest first, and the time that each other rank waited for them."""
+        late = stragglers(run.result.waits, run.result.balance)
+        if not late:
             return None
         held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())
         # By the schedule of a pipeline, one of two stages always comes last: it is only late for a known cause.
-        caused = run.result.waits.collectives.filter(pl.col("last_rank") == late)
-        exchanged = caused.filter(pl.col("kind").cast(pl.String) == "send_recv")["delay_ns"].sum()
-        if held and 2 * exchanged > caused["delay_ns"].sum() and self._why(run, late, held)[0] == "unknown":
+        caused = delays(run.result.waits, late).join(
+            run.result.waits.collectives.select("collective", pl.col("kind").cast(pl.String)), on="collective"
+        )
+        exchanged = caused.filter(pl.col("kind") == "send_recv")["delay_ns"].sum()
+        if held and 2 * exchanged > caused["delay_ns"].sum() and self._why(run, late[0], held)[0] == "unknown":
             return None
         return (late, held) if held else None
 
@@ -484,13 +491,13 @@ class Straggler(RanksRule):
 
     @remembered
     def part(self, facts: Facts) -> Float64s | None:
-        """The waiting in collectives for the late rank alone; None if it is not set apart."""
+        """The waiting in collectives for the late ranks alone; None if it is not set apart."""
         run = run_of(facts)
         waiting = self._waiting(run) if run is not None and self.set_apart(run, facts.thresholds) else None
         if run is None or waiting is None:
             return None
-        late = run.result.waits.collectives.filter(pl.col("last_rank") == waiting[0]).select("collective", "delay_ns")
-        members = run.result.waits.members.filter(pl.col("rank") != waiting[0]).join(late, on="collective")
+        late, waits = waiting[0], run.result.waits
+        members = waits.members.filter(~pl.col("rank").is_in(late)).join(delays(waits, late), on="collective")
         return waited_share(facts, run, members, pl.min_horizontal("exposed_wait_ns", "delay_ns"))
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
@@ -498,13 +505,12 @@ class Straggler(RanksRule):
         waiting = self._waiting(run)
         if waiting is None:
             return None
-        late, held = waiting
+        (late, *_), held = waiting
         mean = sum(held.values()) / len(held)
         lost = self._lost_ns(run, late, held)
         if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
             return None
         shares = run.shares(held).values()
-        row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         others = _alongside(run, late, held)
         cause, excess, costs, explained = self._why(run, late, held)
         advice, stall = _ADVICE[cause], run.ranks[late].stall
@@ -512,6 +518,8 @@ class Straggler(RanksRule):
         if cause == "host" and stall is not None:
             remedies = (*(Remedy(remedy.action, remedy.how) for remedy in stall.remedies[:1]), *remedies)
         reason = _CAUSES[cause].format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
+        if len(waiting[0]) > 1:
+            reason = f"on rank {late}, the latest, {reason}"
         waits_text = f"{mean / run.steps / 1e6:.1f} ms per step"
         if costs < self.explained_share * sum(held.values()):
             own_ms = costs / len(held) / run.steps / 1e6
@@ -523,7 +531,7 @@ class Straggler(RanksRule):
         )
         most = saved if cause != "unknown" else float(own.wall_ns)
         # Work that is dealt out evenly still takes its time: that of the mean rank.
-        stays = 1 / (1 + len(held)) if cause == "larger-part" else 0.0
+        stays = len(waiting[0]) / (len(waiting[0]) + len(held)) if cause == "larger-part" else 0.0
         warning = None
         if cause == "launch":
             spent = [scale * held[rank] for rank, scale in _scales(run, late, held).items()]
@@ -535,7 +543,7 @@ class Straggler(RanksRule):
             # The slowest of the others then sets the pace.
             known = min(*lost.values(), most)
             alone = gains_of(run.ranks, held if cause == "unknown" else dict.fromkeys(held, known), stays)
-        behind, evident = self._pace(run, late, held), self._chance(run, late) <= self.most_chance
+        behind, evident = self._pace(run, late, held), self._chance(run, waiting[0]) <= self.most_chance
         gains = tuple(behind * gain for gain in alone)
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
@@ -553,12 +561,10 @@ class Straggler(RanksRule):
             gains,
             sure=run.sure,
             bound=behind * max(bound_of(run.ranks[rank], max(exposed[rank], lost[rank])) for rank in held),
-            title=f"Rank {late} is late and the others wait for it, {waits_text}: {reason}",
+            title=f"{_named(waiting[0])}, {waits_text}: {reason}",
             confidence="low" if not run.sure else "high" if cause != "unknown" and evident else "medium",
             evidence={
-                "collectives_per_step": row["matched"] / run.steps,
-                "last_share": row["last_share"],
-                "caused_share": row["delay_ns"] / max(1, int(run.result.waits.ranks["delay_ns"].sum())),
+                **_arrivals(run, waiting[0]),
                 "waited_ns_per_step": mean / run.steps,
                 "waited_share": sum(shares) / len(shares),
                 "most_waiting_rank_share": max(shares),
@@ -570,7 +576,7 @@ class Straggler(RanksRule):
                 "explained_share": explained,
                 "host_needed_of_window_share": median(min(each.host_ns / max(each.wall_ns, 1), 1.0) for each in others),
             },
-            where=(f"rank {late}", *_where(run.ranks[late], others, cause)),
+            where=(*(f"rank {rank}" for rank in waiting[0][:_LISTED]), *_where(run.ranks[late], others, cause)),
             remedies=(
                 *remedies,
                 Remedy(
@@ -597,6 +603,34 @@ class Straggler(RanksRule):
         as_usual = replace(late, host_ns=min(late.host_ns, usual))
         share = late.paced(pace)
         return max(late.unprofiled_ns(share), left) / max(as_usual.unprofiled_ns(share), left, 1.0)
+
+
+#: Most late ranks that a text lists.
+_LISTED: Final = 8
+
+
+def _named(late: Sequence[int]) -> str:
+    """The late ranks, as the beginning of a title."""
+    if len(late) == 1:
+        return f"Rank {late[0]} is late and the others wait for it"
+    numbers = ", ".join(map(str, sorted(late)[:_LISTED])) + (", …" if len(late) > _LISTED else "")
+    return f"{len(late)} ranks ({numbers}) are late and the others wait for them"
+
+
+def _arrivals(run: Run, late: Sequence[int]) -> dict[str, float]:
+    """How often the late ranks arrive last, and how much of all delay they alone cause."""
+    waits = run.result.waits
+    is_late = pl.col("rank").is_in(list(late))
+    shared = waits.members.filter(is_late.any().over("collective") & (~is_late).any().over("collective"))
+    matched = shared["collective"].n_unique()
+    delayed = delays(waits, late)
+    caused, others = int(delayed["delay_ns"].sum()), waits.ranks.filter(~is_late)["delay_ns"].sum()
+    return {
+        "collectives_per_step": matched / run.steps,
+        "late_ranks_count": len(late),
+        "last_share": delayed.height / max(matched, 1),
+        "caused_share": caused / max(caused + int(others), 1),
+    }
 
 
 def _scales(run: Run, late: int, held: Mapping[int, float]) -> dict[int, float]:
