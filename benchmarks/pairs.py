@@ -50,6 +50,7 @@ HALVES = (
     "thirty_second",
     "thirty_third",
     "thirty_fourth",
+    "thirty_fifth",
 )
 SOURCES = ("nsys", "torch")
 
