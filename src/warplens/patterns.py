@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled on first use: a program needs few of those it defines."""
+"""Regular expressions that are compiled on first use, because a program needs few of those it defines; numbers."""
 
 from __future__ import annotations
 
@@ -22,3 +22,7 @@ def lazy_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     Compiling the hundred patterns that classify names takes longer than reading a small profile.
     """
     return cast("re.Pattern[AnyStr]", _Lazy(text, flags))
+
+
+#: A number as people write it. Python's own converters also take `1_0` and digits of other scripts.
+NUMBER = lazy_pattern(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)

@@ -40,6 +40,7 @@ REFUSED = {
     f"diagnose {_PAIR}": "not the ranks of one run",
     "report small.sqlite -o x.html --format json": "x.html is to hold html, but --format says json",
     "-": "profiles are not read from standard input",
+    f"compare {_PAIR} --fail-on 1_0%": "'1_0%'",
     "counters -": "profiles are not read from standard input",
     "headroom small.sqlite --with small.sqlite": "no shapes were recorded, from which the work of kernels",
     "counters absent.ncu-rep --window all": "--window, --ncu-version and --gpu are about a trace of the same program",

@@ -170,6 +170,11 @@ def test_settings_of_any_kind_are_kept_as_texts(read):
     assert found["seed"].to_list() == [str(10**19), "1"]
 
 
+def test_a_setting_that_only_python_reads_as_a_number_stays_a_text(read):
+    found = read("method,batch,latency_ms\nnone,1,2\n7_3,1,2\n73,1,2\n٧٣,1,2\n").cells
+    assert found["method"].to_list() == ["none", "7_3", "73", "٧٣"]
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "latency_ns"),
     [

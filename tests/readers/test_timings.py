@@ -90,6 +90,7 @@ def test_other_columns_a_byte_order_mark_and_empty_lines_do_no_harm(written):
         ("model,ctx,forward_mean\nsmall,8,1\n", "'forward_mean' is a time without a unit"),
         ("model,ctx,forward_s\nsmall,8,fast\n", "line 2, column 'forward_s': 'fast' is not a number"),
         ("model,ctx,forward_s\nsmall,8,-1\n", "'-1' is not a number"),
+        ("model,ctx,forward_s\nsmall,8,1_0\n", "'1_0' is not a number"),
         ("model,ctx,forward_s\nsmall,,1\n", "line 2 has no context length"),
     ],
 )

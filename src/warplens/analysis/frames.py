@@ -182,20 +182,22 @@ Answer = TypeVar("Answer")
 Given = ParamSpec("Given")
 
 
+#: Stands for a result that is not stored yet, as None may be one.
+_NOTHING: Final[Any] = object()
+
+
 def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Concatenate[Asked, Given], Answer]:
     """Make a function of a timeline (and further arguments) keep its results as long as the timeline lives.
 
-    Two threads that call at the same time may both compute the result, which does no harm. Callers must not change
+    Two threads that call at the same time may both compute the result; the first one is kept. Callers must not change
     results.
     """
 
     @wraps(question)
     def remembered(asked: Asked, /, *given: Given.args, **named: Given.kwargs) -> Answer:
-        key = (question, *given, *named.values())
-        if key not in asked.answers:
-            asked.answers[key] = question(asked, *given, **named)
-        answer: Answer = asked.answers[key]
-        return answer
+        key = (question, given, frozenset(named.items()))
+        answer: Answer = asked.answers.get(key, _NOTHING)
+        return answer if answer is not _NOTHING else asked.answers.setdefault(key, question(asked, *given, **named))
 
     return remembered
 
@@ -226,8 +228,8 @@ def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
 def forget(asked: Remembering, *questions: object) -> None:
     """Drop the stored results of these functions decorated with `once`."""
     functions = {getattr(question, "__wrapped__", None) for question in questions}
-    for key in [key for key in asked.answers if key[0] in functions]:
-        del asked.answers[key]
+    for key in [key for key in list(asked.answers) if key[0] in functions]:  # other threads may add and forget, too
+        asked.answers.pop(key, None)
 
 
 #: From this share of nonzero rows on, a dense array takes less memory than a sparse one.

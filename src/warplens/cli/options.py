@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from warplens.analysis.window import parse_span
+from warplens.patterns import NUMBER
 
 #: Default of `--limit` for `table` and `md`: about as many rows as a terminal shows.
 TABLE_ROWS: Final = 20
@@ -102,11 +103,10 @@ def documents_option(name: str) -> Any:
 def share_in(text: str) -> float | None:
     """A percentage (`5%`) as a share, at least 0 and finite; None for any other text."""
     number, sign, rest = text.strip().partition("%")
-    try:
-        share = float(number) / 100
-    except ValueError:
+    if not (sign and not rest.strip() and NUMBER.fullmatch(number)):
         return None
-    return share if sign and not rest.strip() and 0 <= share < float("inf") else None
+    share = float(number) / 100
+    return share if 0 <= share < float("inf") else None
 
 
 def given_share(text: str) -> float:
@@ -117,10 +117,7 @@ def given_share(text: str) -> float:
     """
     share = share_in(text)
     if share is None:
-        try:
-            share = float(text)
-        except ValueError:
-            share = float("nan")
+        share = float(text if NUMBER.fullmatch(text) else "nan")
     if not 0 <= share < 1:
         raise typer.BadParameter(f"{text!r} is no share: write a percentage below 100%, such as 2%, or 0.02")
     return share

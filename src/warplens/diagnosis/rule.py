@@ -66,9 +66,10 @@ def remembered(method: Callable[[_Rule, Facts], _Result]) -> Callable[[_Rule, Fa
 
     @wraps(method)
     def cached(rule: _Rule, facts: Facts) -> _Result:
-        if (method,) not in facts.answers:
-            facts.answers[method,] = method(rule, facts)
-        result: _Result = facts.answers[method,]
+        key = (method, rule.id)
+        if key not in facts.answers:
+            facts.answers[key] = method(rule, facts)
+        result: _Result = facts.answers[key]
         return result
 
     return cached

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError, shown_name
+from warplens.patterns import NUMBER
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, json_of, measurements_of, read_measurements
@@ -156,10 +157,9 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
 
 def _value(text: str) -> Any:
     """A field of a CSV file: a whole number, a number, or text."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
+    if not NUMBER.fullmatch(text):
         return text
+    number = Decimal(text)
     if not number.is_finite() or abs(number.adjusted()) > _MAX_POWER:
         return text
     return int(number) if number == number.to_integral_value() and "." not in text else float(number)

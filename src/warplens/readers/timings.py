@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import polars as pl
 
 from warplens.errors import UnreadableInputError
+from warplens.patterns import NUMBER
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.readers.limits import document_bytes
@@ -297,10 +298,7 @@ def _phase_of_mode(mode: str | None) -> str:
 
 
 def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATEST) -> Decimal:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        number = Decimal("NaN")
+    number = Decimal(text if NUMBER.fullmatch(text) else "NaN")
     if not number.is_finite() or not 0 <= number < limit:
         raise UnreadableInputError(
             source, f"line {line}, column {title!r}: {text!r} is not a number", "Correct it, or leave the field empty"

@@ -128,7 +128,7 @@ def number(quantity: float) -> str:
     if float(quantity).is_integer():
         return count(quantity)
     if not 0.001 <= abs(quantity) < 1_000_000:
-        return f"{quantity:.2e}"
+        return _signed(f"{abs(quantity):.2e}", negative=quantity < 0)
     return _signed(_three_digits(abs(quantity)), negative=quantity < 0)
 
 
