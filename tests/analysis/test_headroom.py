@@ -718,3 +718,29 @@ def test_what_one_way_to_add_rows_takes_is_no_limit_of_another():
 
 def test_work_of_unknown_size_has_no_roof():
     assert roofs().time_ns(Task("gemm", None, None)) is None
+
+
+def test_a_product_takes_the_rate_of_the_three_nearest_measured_ones():
+    """By hand: distances are differences of binary logarithms, and weights their inverse squares."""
+
+    def entry(m: int, n: int, k: int, rate: float) -> dict[str, Any]:
+        return {
+            "kind": "gemm",
+            "op": "linear",
+            "dtype": "bf16",
+            "m": m,
+            "n": n,
+            "k": k,
+            "rate": rate,
+            "unit": "TFLOP/s",
+        }
+
+    sizes = [(1024, 1024, 1024, 400.0), (4096, 1024, 1024, 500.0), (1024, 4096, 1024, 520.0), (64, 64, 64, 1.0)]
+    sizes += [(2048, 1024, 1024, 450.0), (1024, 1024, 1020, 900.0)]  # the last one is no multiple of 8
+    table = tuple(entry(*each) for each in sizes)
+    task = Task("gemm", 1e15, None, "bf16", True, sizes={"m": 4096, "n": 1024, "k": 1024})
+    # 4096 × 1024 and its transpose at distance 0, the better of which counts; then 2048 × 1024 and 1024 × 1024
+    weights = {520.0: 1 / 0.1**2, 450.0: 1 / 1.1**2, 400.0: 1 / 2.1**2}
+    rate = sum(weight * rate for rate, weight in weights.items()) / sum(weights.values())
+    assert replace(roofs(), table=table).time_ns(task) == pytest.approx(1e15 / (rate * 1e12) * 1e9)
+    assert replace(roofs(), table=table).large_ns(task) == pytest.approx(1e15 / 520e12 * 1e9)

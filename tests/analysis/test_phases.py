@@ -7,6 +7,7 @@ Forward passes and steps by phase: the busy time of groups, and which steps are 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 
@@ -20,12 +21,14 @@ from tests import shipped
 from tests.analysis.builders import AUTOGRAD_THREAD, Row, kernel, launch, nvtx, trace
 from tests.analysis.lm_steps import WHOLE, Program
 from tests.analysis.plain_sql import held, in_steps, opened, ops
+from warplens.analysis import window
 from warplens.analysis.phases import phase_statistics, phase_steps, step_statistics
 from warplens.analysis.ranges import range_statistics
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Step, phase_of_name
+from warplens.analysis.window import AUTOGRAD_ENGINE, PHASES, Step, phase_of_name
+from warplens.profile.schema import encode_names
 from warplens.readers import read
 from warplens.studies.grid.cells import model_size
 from warplens.studies.grid.gputime import attention_row, attention_time, missing_attention_ranges
@@ -319,3 +322,14 @@ def test_a_single_step_is_one_step_however_its_layers_repeat():
 def test_a_wait_after_the_range_does_not_count_as_one_inside(wait, synchronised):
     program = Program().step(wait=wait).step(wait=wait)
     assert phased_work(program.timeline()).passes["synchronised"].to_list() == [synchronised] * 2
+
+
+def test_phases_of_many_names_are_those_of_each_and_few_names_are_looked_at(monkeypatch):
+    names = ["Forward", "layer.bwdPass", "adamw step", "weight_update", "sgd", "aten::forward", "forward backward"]
+    names += [f"{AUTOGRAD_ENGINE}: Mul"] + ["".join(letters) for letters in itertools.product("abcdef", repeat=4)]
+    asked = []
+    monkeypatch.setattr(window, "phase_of_name", lambda name: asked.append(name) or phase_of_name(name))
+    found = window.phase_numbers(encode_names(np.arange(len(names)), names))
+    assert [("none", *PHASES)[number] for number in found] == [phase_of_name(name) for name in names]
+    assert found[:8].tolist() == [1, 2, 3, 3, 3, 0, 0, 2]
+    assert asked == names[:8]

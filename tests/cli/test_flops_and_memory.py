@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from sqlite3 import connect
 from typing import Any
 
 import pytest
@@ -26,7 +29,9 @@ from warplens.cli import memory
 from warplens.cli.edge import State
 from warplens.cli.memory import parse_size
 from warplens.errors import UnreadableInputError, UsageError
+from warplens.profile.trace import TEXT_BYTES, TEXTS
 from warplens.readers import events_in, read, sqlite
+from warplens.readers.excerpts import distinct_values
 from warplens.readers.nsys import slices
 
 #: One product of 64 × 128 × 256 in bf16 (1 µs), one sum (2 µs), one operator of an extension (1 µs).
@@ -343,3 +348,32 @@ def test_a_part_of_a_trace_of_begins_and_ends_has_the_steps_and_the_clock_of_the
     assert of_part <= of_whole
     assert not {"invalid-times", "open-ranges"} & {note.code for note in part.trace.capture.notes}
     assert "epoch" in part.trace.ranges["name"].to_list(), "it encloses the part"
+
+
+def test_the_estimate_counts_distinct_names_and_their_characters(export, tmp_path):
+    """Names of ranges and kernels that are all distinct, and long ones, against a count in SQL."""
+    named = tmp_path / "named.sqlite"
+    named.write_bytes(export.read_bytes())
+    with closing(connect(named)) as connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = 'range ' || rowid || printf('%.*c', 1000, 'x')")
+        connection.commit()
+        ((ranges, length),) = connection.execute("SELECT count(*), avg(length(text)) FROM NVTX_EVENTS").fetchall()
+    usual, estimated = events_in(export, 1), events_in(named, 1)
+    assert estimated[TEXTS] - usual[TEXTS] == pytest.approx(ranges, rel=0.1)
+    assert estimated[TEXT_BYTES] - usual[TEXT_BYTES] == pytest.approx(ranges * length, rel=0.1)
+    assert memory.TABLE.bytes_of(estimated) > memory.TABLE.bytes_of(usual) + ranges * length
+
+
+def test_the_estimate_counts_the_names_of_traces_and_reports(export, tmp_path):
+    trace, report = tmp_path / "trace.json", tmp_path / "report.nsys-rep"
+    work = [_launched(10 * number, 10 * number + 2, 4, f"kernel {number}", number) for number in range(200)]
+    written(trace, [event for launch in work for event in launch])
+    report.write_bytes(report_of(export))
+    assert events_in(trace, 1)[TEXTS] == pytest.approx(201, abs=4)
+    assert events_in(report, 1)[TEXTS] == pytest.approx(events_in(export, 1)[TEXTS], rel=0.3)
+
+
+@pytest.mark.parametrize(("distinct", "times", "count"), [(1_000, 1, 50_000), (10, 100, 50_000), (700, 1, 700)])
+def test_distinct_values_are_estimated_from_a_sample(distinct, times, count):
+    expected = count if times == 1 else distinct
+    assert distinct_values(Counter(dict.fromkeys(range(distinct), times)), count) == expected

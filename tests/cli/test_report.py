@@ -12,6 +12,7 @@ from tests import shipped
 from tests.cli.small_export import SECRET
 from tests.report.evidence import evidence
 from warplens.cli.commands import report as demo
+from warplens.report import write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,3 +164,13 @@ def test_an_installation_without_profiles_says_so(tmp_path, warplens, monkeypatc
     assert run.code == 2
     assert "without its profiles" in run.err
     assert run.err.count("\n") == 1
+
+
+def test_a_table_of_more_rows_than_the_limit_is_cut_and_tells_how_many_there_are(warplens, export, monkeypatch):
+    rows = warplens("kernels", export, "--format", "json").data["rows"]
+    whole = warplens("report", export, "--format", "json").data["profiles"][0]["kernels"]
+    monkeypatch.setattr(write, "MOST_ROWS", 1)
+    cut = warplens("report", export, "--format", "json").data["profiles"][0]["kernels"]
+    assert len(rows) > 1
+    assert whole == {"rows": whole["rows"]}
+    assert cut == {"rows": whole["rows"][:1], "rows_total": len(rows)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warplens.profile.nesting import Nesting, nest
+from warplens.profile.nesting import Nesting, nest, nested_lanes
 
 _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 1)), max_size=12)
 
@@ -150,3 +150,35 @@ def test_of_two_equal_ranges_the_earlier_row_is_outside():
 def test_ranges_of_different_threads_never_enclose_each_other():
     nesting = nest(np.array([0, 2]), np.array([10, 5]), np.array([1, 2]))
     assert nesting.parent.tolist() == [-1, -1]
+
+
+def _lowest_lanes(slices: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The lane and the depth of each slice, by a look at all lanes: the lowest of which each open slice holds it."""
+    lanes: list[list[int]] = []
+    found = {}
+    for number in sorted(range(len(slices)), key=lambda number: (slices[number][0], -slices[number][1])):
+        begin, end = slices[number]
+        lanes = [[other for other in lane if slices[other][1] > begin] for lane in lanes]
+        fitting = (place for place, lane in enumerate(lanes) if all(slices[other][1] >= end for other in lane))
+        place = next(fitting, len(lanes))
+        lanes += [[]] * (place == len(lanes))
+        found[number] = place, len(lanes[place])
+        lanes[place] = [*lanes[place], number]
+    return [found[number] for number in range(len(slices))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_crossing_slices_get_the_lowest_lane_in_which_they_nest(seed):
+    random = np.random.default_rng(seed)
+    begin = random.integers(0, 50, 40)
+    end = begin + random.integers(0, 30, 40)
+    lane, depth = nested_lanes(begin, end, np.zeros(40, np.int64))
+    assert list(zip(lane.tolist(), depth.tolist(), strict=True)) == _lowest_lanes(list(zip(begin, end, strict=True)))
+
+
+def test_thousands_of_lanes_are_not_looked_at_one_by_one():
+    """Half of all pairs of 50,000 slices would be a billion looks."""
+    begin = np.arange(50_000)
+    lane, depth = nested_lanes(begin, begin + 50_000, np.zeros(50_000, np.int64))
+    assert lane.tolist() == begin.tolist()
+    assert not depth.any()

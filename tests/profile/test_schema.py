@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from warplens.analysis.kernels import KERNELS
 from warplens.errors import SchemaError
 from warplens.profile import TABLES, Capture, Recorder, Trace
 from warplens.profile.columns import COLUMNS, column, optional, table
-from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_per_dictionary
+from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_per_dictionary, texts_with
 
 CAPTURE = Capture("file.sqlite", "nsys-sqlite", Recorder("Nsight Systems"))
 
@@ -206,3 +207,11 @@ def test_a_quantity_that_may_be_absent_takes_the_heading_of_the_shared_column():
         ("GPU", True, pl.Int32),
         ("Unheard of", True, pl.Int32),
     ]
+
+
+@pytest.mark.parametrize("pattern", ["(?<![a-z])sum", r"^void \w+<", "SUM|max$"])
+def test_texts_are_found_by_patterns_with_and_without_looking_around(pattern):
+    texts = ["checksum", "void sum<int>", "Sum", "x max", ""]
+    for flags in (0, re.IGNORECASE):
+        found = texts_with(pl.Series(texts), re.compile(pattern, flags))
+        assert found.tolist() == [re.search(pattern, text, flags) is not None for text in texts]

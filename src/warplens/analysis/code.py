@@ -20,10 +20,10 @@ from warplens.analysis.frames import numbered, ratio, sum_by
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, look_up, nearest
-from warplens.analysis.window import Window, unnumbered_name
+from warplens.analysis.window import Window, unnumbered_names
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Int64s, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories, once_per_dictionary
 
 #: Kinds of calls (`warplens.analysis.api.ApiKind`) worth locating in the program.
 CALL_KINDS: Final = ("sync", "copy", "allocation", "memset", "launch", "graph-launch")
@@ -119,7 +119,7 @@ def _place_names(timeline: Timeline, range_rows: Int64s, module_rows: Int64s, fu
     parent, all_ranges = timeline.forest.parent, np.arange(ranges.height)
     columns = {
         "operator": _names_at(ranges["name"], nearest(parent, is_op, all_ranges), range_rows),
-        "range": _names_at(ranges["name"], nearest(parent, ~is_op, all_ranges), range_rows, unnumbered_name),
+        "range": _names_at(ranges["name"], nearest(parent, ~is_op, all_ranges), range_rows, unnumbered_names),
     }
     if not functions.height:
         null_text = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(range_rows))
@@ -132,8 +132,8 @@ def _place_names(timeline: Timeline, range_rows: Int64s, module_rows: Int64s, fu
     all_functions = np.arange(functions.height)
     pair = pl.DataFrame(
         {
-            "outer": _names_at(names, all_functions, outer_module, _class_name),
-            "inner": _names_at(names, all_functions, inner_module, _class_name),
+            "outer": _names_at(names, all_functions, outer_module, _class_names),
+            "inner": _names_at(names, all_functions, inner_module, _class_names),
         }
     )
     path = pl.concat_str(pl.col("outer", "inner").cast(pl.String), separator=".", ignore_nulls=True)
@@ -152,9 +152,16 @@ def _class_name(name: str) -> str:
     return _INSTANCE.sub("", module_name(name) or name)
 
 
-def _names_at(names: pl.Series, name_row: Int64s, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
-    """`names[name_row[rows]]` as categories after `shown`, null for `NO_RANGE`; distinct names are converted once."""
-    texts = pl.Series([shown(text) for text in name_categories(names)], dtype=pl.String).cast(pl.Categorical())
+@once_per_dictionary
+def _class_names(texts: pl.Series) -> pl.Series:
+    return pl.Series(map(_class_name, texts), dtype=pl.String)
+
+
+def _names_at(
+    names: pl.Series, name_row: Int64s, rows: Int64s, shown: Callable[[pl.Series], pl.Series] = name_categories
+) -> pl.Series:
+    """`names[name_row[rows]]` as categories, null for `NO_RANGE`; `shown` gives the text for each of the dictionary."""
+    texts = shown(names).cast(pl.Categorical())
     if not len(rows) or not (name_row != NO_RANGE).any():
         return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
     codes = np.r_[names.to_physical().to_numpy().astype(np.int64)[name_row], 0]

@@ -22,7 +22,7 @@ from warplens.analysis.ranges import projected_spans
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, look_up
-from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
+from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_numbers, phase_of_name
 from warplens.profile.columns import table
 from warplens.profile.schema import Bools, Column, Int64s, name_labels
 
@@ -60,7 +60,7 @@ def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
     if not ranges.height:
         return phases.gather(np.zeros(work.height, np.int64)), np.zeros(work.height, dtype=np.bool_)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    phase_number = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
+    phase_number = phase_numbers(ranges["name"])
     # The outermost range that is named after a phase, and from it the phase.
     outermost = timeline.forest.outermost_match(np.where(phase_number > 0, np.arange(1, len(phase_number) + 1), 0)) - 1
     labels = np.where(outermost >= 0, phase_number[outermost], numbers[NO_PHASE])

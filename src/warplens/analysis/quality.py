@@ -20,9 +20,9 @@ from warplens.analysis.sharing import shared_gpus
 from warplens.analysis.streams import graph_summary
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import PHASES, Step, Window, phase_of_name
+from warplens.analysis.window import PHASES, Step, Window, phase_numbers
 from warplens.profile import Note, NoteLevel
-from warplens.profile.schema import Int64s, name_labels
+from warplens.profile.schema import Int64s
 from warplens.profile.trace import worst_first
 
 # --- Training steps that did not finish ---
@@ -121,15 +121,15 @@ def _reasons(phase_times: dict[str, int], events: set[str], usual_update: bool) 
 def _phase_ranges(timeline: Timeline) -> tuple[dict[str, Int64s], int | None]:
     """Begins of each phase's outermost ranges and of the optimizer's operators; the shortest forward range."""
     ranges = timeline.trace.ranges
-    phase_numbers = {phase: position for position, phase in enumerate(PHASES, start=1)}
-    label = name_labels(ranges["name"], lambda name: phase_numbers.get(phase_of_name(name), 0))
+    number_of_phase = {phase: position for position, phase in enumerate(PHASES, start=1)}
+    label = phase_numbers(ranges["name"])
     # The last entry stands for "no parent".
     parent_label = np.r_[label, 0][ranges["parent"].fill_null(NO_RANGE).to_numpy()]
     nested = (label > 0) & (parent_label == label)
     starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
-    begins = {phase: np.sort(starts[(label == code) & ~nested]) for phase, code in phase_numbers.items()}
-    operators = (ranges["kind"] == "cpu-op").to_numpy() & (parent_label == phase_numbers["optimizer"])
-    lengths = (ends - starts)[(label == phase_numbers["forward"]) & ~nested & (ends > starts)]
+    begins = {phase: np.sort(starts[(label == code) & ~nested]) for phase, code in number_of_phase.items()}
+    operators = (ranges["kind"] == "cpu-op").to_numpy() & (parent_label == number_of_phase["optimizer"])
+    lengths = (ends - starts)[(label == number_of_phase["forward"]) & ~nested & (ends > starts)]
     return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lengths.min()) if len(lengths) else None
 
 

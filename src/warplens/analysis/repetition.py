@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.trees import NO_RANGE, Forest, RangeForest
-from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
+from warplens.analysis.window import WARMUP, is_warmup_name, phase_numbers
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_labels
 
@@ -265,15 +265,14 @@ def launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) -
 
 def warmup_labels(ranges: pl.DataFrame) -> Int64s:
     """1 for each range named "warm-up", 0 for others."""
-    return name_labels(ranges["name"], is_warmup_name)
+    return name_labels(ranges["name"], is_warmup_name, WARMUP)
 
 
 def inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
     """Whether one range named after a phase holds all these launches: then they repeat by layer, not by step."""
     if not trace.ranges.height:
         return False
-    is_phase = name_labels(trace.ranges["name"], lambda name: phase_of_name(name) != NO_PHASE)
-    number = is_phase * np.arange(1, trace.ranges.height + 1)
+    number = (phase_numbers(trace.ranges["name"]) > 0) * np.arange(1, trace.ranges.height + 1)
     phase_range = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
     return bool(phase_range[0] > 0 and np.all(phase_range == phase_range[0]))
 

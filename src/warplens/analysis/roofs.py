@@ -16,7 +16,7 @@ import json
 import lzma
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
@@ -24,8 +24,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
+import numpy as np
+
 from warplens.profile import Device
 from warplens.profile.peaks import Peaks, peaks_of
+from warplens.profile.schema import Float64s
 
 #: 16-bit formats of tensor cores; the first one that a GPU supports is its native format for products.
 NARROW: Final = ("bf16", "fp16")
@@ -176,21 +179,33 @@ class Roofs:
         peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
         dtype = "fp32" if task.tensor_cores is False and task.dtype in ("fp32", "fp16", "bf16") else task.dtype
         kind = "batched_gemm" if task.family == "gemm" and task.sizes.get("b", 1) > 1 else task.family
-        entries = [entry for entry in self._entries(kind, dtype) if _well_shaped(entry)]
-        if task.family == "attention":
-            entries = [entry for entry in entries if entry["op"] == ("backward" if task.backward else "forward")]
-        elif task.family == "convolution":
-            depthwise = task.sizes.get("groups", 1) > 1
-            entries = [e for e in entries if e["op"] == ("backward" if task.backward else "forward")]
-            entries = [e for e in entries if (e["groups"] > 1) == depthwise]
-        if entries and (large or not task.sizes):
-            return max(float(entry["rate"]) for entry in entries) * 1e12
-        if entries:
-            return _nearby_rate(entries, task) * 1e12
+        rates = self._rates(task, kind, dtype)
+        if rates is not None:
+            return (rates.best if large or not task.sizes else rates.near(task.sizes)) * 1e12
         if peak is None:
             return None
         name = task.family if task.family != "attention" or not task.backward else "attention-backward"
         return peak * (STATED["vector"] if dtype in ("fp32", "fp64") else STATED[name])
+
+    def _rates(self, task: Task, kind: str, dtype: str | None) -> _Rates | None:
+        """The rates of well-shaped work of this kind; None where none were measured."""
+        direction = ("backward" if task.backward else "forward") if task.family != "gemm" else None
+        depthwise = task.sizes.get("groups", 1) > 1 if task.family == "convolution" else None
+        key = (task.family, kind, dtype, direction, depthwise)
+        if key not in self._rates_by_kind:
+            entries = [
+                entry
+                for entry in self._entries(kind, dtype)
+                if _well_shaped(entry)
+                and direction in (None, entry["op"])
+                and (depthwise is None or (entry["groups"] > 1) == depthwise)
+            ]
+            self._rates_by_kind[key] = _Rates(task.family, entries) if entries else None
+        return self._rates_by_kind[key]
+
+    @cached_property
+    def _rates_by_kind(self) -> dict[tuple[str | bool | None, ...], _Rates | None]:
+        return {}
 
     def _memory_ns(self, task: Task, *, large: bool) -> float | None:
         if not task.bytes or self.peaks.bytes_per_s is None:
@@ -259,43 +274,54 @@ def _well_shaped(entry: Mapping[str, Any]) -> bool:
     return all(int(entry[size]) % multiple == 0 for size in ("n", "k") if size in entry)
 
 
-def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:
-    """The rate of the nearest entries, weighted by nearness; of equally near ones the best."""
-    best: dict[float, float] = {}
-    for entry in entries:
-        distance = round(_DISTANCES[task.family](entry, task.sizes), 3)
-        best[distance] = max(best.get(distance, 0.0), float(entry["rate"]))
-    nearest = sorted(best.items())[:_NEIGHBOURS]
-    weights = [1 / (distance + 0.1) ** 2 for distance, _ in nearest]
-    return sum(weight * rate for weight, (_, rate) in zip(weights, nearest, strict=True)) / sum(weights)
-
-
-def _log_distance(first: float, second: float) -> float:
-    return abs(math.log2(max(first, 1) / max(second, 1)))
-
-
-def _product_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
-    m, n, k = (sizes.get(name, 1) for name in "mnk")
-    batch = _log_distance(entry.get("b", 1), sizes.get("b", 1)) / 2
-    same_layout = _log_distance(entry["m"], m) + _log_distance(entry["n"], n)
-    transposed = _log_distance(entry["m"], n) + _log_distance(entry["n"], m)
-    return min(same_layout, transposed) + _log_distance(entry["k"], k) + batch
-
-
-def _attention_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
-    causal = 0.0 if bool(entry["causal"]) == bool(sizes.get("causal", 0)) else 4.0
-    return _log_distance(entry["s"], sizes.get("s", 1)) + 3 * _log_distance(entry["d"], sizes.get("d", 1)) + causal
-
-
-def _convolution_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
-    return sum(_log_distance(entry[name], sizes.get(name, 1)) for name in ("b", "in", "out", "side", "kernel"))
-
-
-_DISTANCES: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, float]], float]]] = {
-    "gemm": _product_distance,
-    "attention": _attention_distance,
-    "convolution": _convolution_distance,
+#: What the distance between two tasks of a family weighs: differences of sizes, as binary logarithms.
+_WEIGHTS: Final[Mapping[str, Mapping[str, float]]] = {
+    "gemm": {"m": 1, "n": 1, "k": 1, "b": 0.5},
+    "attention": {"s": 1, "d": 3, "causal": 4},
+    "convolution": {"b": 1, "in": 1, "out": 1, "side": 1, "kernel": 1},
 }
+
+
+class _Rates:
+    """Measured rates of one kind of work, by the sizes at which they were measured.
+
+    Distances to all entries are computed at once: a trace may hold a hundred thousand distinct shapes.
+
+    Attributes:
+        best: the highest rate.
+    """
+
+    def __init__(self, family: str, entries: Sequence[Mapping[str, Any]]) -> None:
+        self._rates = [float(entry["rate"]) for entry in entries]
+        self.best = max(self._rates)
+        self._weights = _WEIGHTS[family]
+        self._weight = np.array(list(self._weights.values()), dtype=np.float64)
+        self._places = np.array([self._place(entry) for entry in entries])
+
+    def _place(self, sizes: Mapping[str, Any]) -> list[float]:
+        return [
+            float(bool(sizes.get(name, 0))) if name == "causal" else math.log2(max(sizes.get(name, 1), 1))
+            for name in self._weights
+        ]
+
+    def _distances(self, sizes: Mapping[str, float]) -> Float64s:
+        distances: Float64s = abs(self._places - self._place(sizes)) @ self._weight
+        return distances
+
+    def near(self, sizes: Mapping[str, float]) -> float:
+        """The rate of the nearest entries, weighted by nearness; of equally near ones the best."""
+        distances = self._distances(sizes)
+        if "m" in self._weights:  # the product of the transposed matrices is as fast
+            transposed = {**sizes, "m": sizes.get("n", 1), "n": sizes.get("m", 1)}
+            distances = np.minimum(distances, self._distances(transposed))
+        best: dict[float, float] = {}
+        for entry in np.argsort(distances).tolist():
+            distance = round(float(distances[entry]), 3)
+            if len(best) == _NEIGHBOURS and distance not in best:
+                break
+            best[distance] = max(best.get(distance, 0.0), self._rates[entry])
+        weights = [1 / (distance + 0.1) ** 2 for distance in best]
+        return sum(weight * rate for weight, rate in zip(weights, best.values(), strict=True)) / sum(weights)
 
 
 def _time_on(curve: Sequence[tuple[float, float]], size: float) -> float:

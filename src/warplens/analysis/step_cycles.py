@@ -25,10 +25,10 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.repetition import ALIKE_TOLERANCE, MIN_REPEATS
 from warplens.analysis.sequence import StepCandidates
 from warplens.analysis.trees import NO_RANGE, RangeForest
-from warplens.analysis.window import phase_of_name
+from warplens.analysis.window import PHASES, phase_numbers
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
-from warplens.profile.schema import Bools, Float64s, Int64s, name_labels
+from warplens.profile.schema import Bools, Float64s, Int64s, name_labels, rows_named
 
 #: A step does far more than others from this share of their launches on; less is logging, or steps of different
 #: lengths.
@@ -151,9 +151,9 @@ def _per_step(step: Int64s, mask: Bools, steps: int) -> Int64s:
 
 def _optimizes(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Bools:
     """Mask of the work of an optimizer, by the name of a range around it or of its kernel."""
-    names = name_labels(
-        trace.ranges["name"], lambda name: phase_of_name(name) == "optimizer" and not _CLEARS.search(name)
-    )
+    ranges = trace.ranges["name"]
+    optimizer = phase_numbers(ranges) == PHASES.index("optimizer") + 1
+    names = (optimizer & ~rows_named(ranges, _CLEARS)).astype(np.int64)
     return _in_labelled(work, forest, names) | _of_category(trace, work, "optimizer")
 
 

@@ -16,15 +16,18 @@ from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Rhythm, StepCandidates
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator
 from warplens.analysis.window import (
+    FRAMEWORK,
     NO_PHASE,
+    XLA_PROGRAM,
     generic_names,
     is_framework_name,
     is_step_name,
+    names_step,
     phase_of_name,
     xla_program,
 )
 from warplens.profile import Trace
-from warplens.profile.schema import Int64s, name_categories, name_labels
+from warplens.profile.schema import Int64s, name_categories, name_labels, texts_with
 
 #: A range named as a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated range
 #: must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -100,12 +103,13 @@ def steps_of_xla(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepC
     """
     ranges = trace.ranges
     programs: dict[str, int] = {}
-    for name in name_categories(ranges["name"]):
-        if xla_program(name) is not None:
-            programs[name] = len(programs) + 1
+    texts = name_categories(ranges["name"])
+    numbers = np.zeros(texts.len(), dtype=np.int64)
+    for place in np.flatnonzero(texts_with(texts, XLA_PROGRAM)).tolist():
+        if xla_program(texts[place]) is not None:
+            programs[texts[place]] = numbers[place] = len(programs) + 1
     if not programs:
         return None
-    numbers = np.array([programs.get(name, 0) for name in name_categories(ranges["name"])], dtype=np.int64)
     label = numbers[ranges["name"].to_physical().to_numpy()]
     run = np.zeros(ranges.height, dtype=np.int64)
     rows = np.flatnonzero(label)
@@ -202,15 +206,14 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     thread = (ranges["process"].to_numpy().astype(np.int64) << 32) | ranges["thread"].to_numpy()
     # Operators repeat by nature; a step is a range that a user, or a framework on the user's behalf, marked as one.
-    framework = name_labels(ranges["name"], is_framework_name) > 0
+    framework = name_labels(ranges["name"], is_framework_name, FRAMEWORK) > 0
     rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges) & ~framework)
     order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
     changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
-    return [
-        (names[int(code[group[0]])], group)
-        for group in (np.split(order, changes) if len(order) else ())
-        if (len(group) >= 2 or is_step_name(names[int(code[group[0]])])) and np.all(start[group][1:] >= end[group][:-1])
-    ]
+    begins, ends = (np.r_[0, changes], np.r_[changes, len(order)]) if len(order) else (order, order)
+    repeated = (ends - begins >= 2) | names_step(ranges["name"])[order[begins]]
+    groups = (order[begin:finish] for begin, finish in zip(begins[repeated], ends[repeated], strict=True))
+    return [(names[int(code[group[0]])], group) for group in groups if np.all(start[group][1:] >= end[group][:-1])]
 
 
 class _Places(NamedTuple):

@@ -13,7 +13,7 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Int64s, name_labels
+from warplens.profile.schema import Bools, Int64s, name_labels, once_per_dictionary
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
 _TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")
@@ -136,12 +136,19 @@ _WORDS = {
 }
 
 
+#: What every name contains that refers to a phase.
+_MAY_NAME_PHASE = lazy_pattern(
+    rf"forward|fwd|backward|bwd|backprop|optim|adam|sgd|weight[\s_-]*update|{AUTOGRAD_ENGINE}", re.IGNORECASE
+)
+
 #: Names that people and frameworks give to one repetition of the workload; `N` stands for a running number.
 _STEP = lazy_pattern(
     r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
     re.IGNORECASE,
 )
-_FRAMEWORK = lazy_pattern(
+#: What every name contains that marks a repetition.
+_MAY_NAME_STEP = lazy_pattern("step|iter|batch", re.IGNORECASE)
+FRAMEWORK: Final = lazy_pattern(
     r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
     r"|Optimizer\.|enumerate\(DataLoader\)#|nccl:|DistributedDataParallel\."
     r"|(?:Xla\w*|Thunk|TSL|GpuMetrics)(?::|$)"
@@ -153,9 +160,9 @@ _FRAMEWORK = lazy_pattern(
 _XLA = lazy_pattern(r"(?:Xla\w*|Thunk|TSL):#")
 #: Kernels that PyTorch's compiler generated, as ranges.
 _GENERATED = lazy_pattern(r"(?:triton|cpp)_\w*fused_")
-_XLA_PROGRAM = lazy_pattern(r"XlaModule:#(?:[^#]*,)?hlo_module=(?P<module>[^,#]+),program_id=\d+")
+XLA_PROGRAM: Final = lazy_pattern(r"XlaModule:#(?:[^#]*,)?hlo_module=(?P<module>[^,#]+),program_id=\d+")
 _DIGITS = lazy_pattern(r"\d+")
-_WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
+WARMUP: Final = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
 _RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
@@ -200,14 +207,25 @@ def unnumbered_name(name: str) -> str:
     return _LAYER.sub(".*.", _TRAILING_NUMBER.sub("", _RUNNING_NUMBERS.sub("", name))) or name
 
 
+@once_per_dictionary
+def unnumbered_names(texts: pl.Series) -> pl.Series:
+    """`unnumbered_name` of each text of a dictionary."""
+    return pl.Series(map(unnumbered_name, texts), dtype=pl.String)
+
+
 def is_step_name(name: str) -> bool:
     """Whether a name, with numbers replaced by `N`, marks a range as one repetition of the workload."""
     return _STEP.match(name.strip()) is not None
 
 
+def names_step(names: pl.Series) -> Bools:
+    """Whether the name of each row marks its range as one repetition of the workload."""
+    return name_labels(names, lambda name: is_step_name(generic_name(name)), _MAY_NAME_STEP) > 0
+
+
 def is_framework_name(name: str) -> bool:
     """Whether a framework gave this name to a part of its own work (a compiled region, an optimizer, a loader)."""
-    return _FRAMEWORK.match(name) is not None
+    return FRAMEWORK.match(name) is not None
 
 
 def xla_program(name: str) -> str | None:
@@ -215,17 +233,25 @@ def xla_program(name: str) -> str | None:
 
     Each program that XLA compiled has a number; candidates that it tries out while compiling have none.
     """
-    match = _XLA_PROGRAM.match(name)
+    match = XLA_PROGRAM.match(name)
     return match["module"] if match is not None else None
 
 
 def is_warmup_name(name: str) -> bool:
     """Whether a name marks a range as warm-up."""
-    return _WARMUP.search(name) is not None
+    return WARMUP.search(name) is not None
+
+
+def phase_numbers(names: pl.Series) -> Int64s:
+    """The phase that the name of each row refers to: its place in `PHASES` from 1 on, 0 for none."""
+    numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
+    return name_labels(names, lambda name: numbers[phase_of_name(name)], _MAY_NAME_PHASE)
 
 
 def phase_of_name(name: str) -> str:
     """The phase that a range's name refers to; `none` where it names no phase, or more than one."""
+    if _MAY_NAME_PHASE.search(name) is None:
+        return NO_PHASE
     if name.startswith(AUTOGRAD_ENGINE):
         return "backward"  # whatever the node is called (`torch::autograd::AccumulateGrad`, `AddmmBackward0`)
     if "::" in name or _XLA.match(name) is not None or _GENERATED.match(name) is not None:

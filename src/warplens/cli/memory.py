@@ -21,24 +21,36 @@ class Peak(NamedTuple):
     searched: int  #: the same if calls or ranges were not recorded, so that steps are searched in the kernels
     ranges: int
     others: int  #: per API call or other event
+    texts: int  #: per distinct name, besides its characters
+    printed: int = 0  #: per character of the names that are printed, `_MOST_PRINTED` at most
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
         """Peak memory in bytes for a profile with this number of rows in each table of the trace."""
-        from warplens.profile.trace import WORK_TABLES
+        from warplens.profile.trace import TEXT_BYTES, TEXTS, WORK_TABLES
 
         work = self.work if events.get("ranges") and events.get("api_calls") else self.searched
-        bytes_per_row = dict.fromkeys(WORK_TABLES, work) | {"ranges": self.ranges}
-        return _FIXED_BYTES + sum(rows * bytes_per_row.get(table, self.others) for table, rows in events.items())
+        bytes_per_row = dict.fromkeys(WORK_TABLES, work) | {
+            "ranges": self.ranges,
+            TEXTS: self.texts,
+            TEXT_BYTES: _BYTES_PER_CHARACTER + self.printed * min(1, _MOST_PRINTED / max(events.get(TEXTS, 0), 1)),
+        }
+        return _FIXED_BYTES + round(sum(rows * bytes_per_row.get(table, self.others) for table, rows in events.items()))
 
 
 #: Peaks of a table, and of a diagnosis or a report. Measured on exports of 0.1, 1 and 10 M kernels; for 1 M also
 #: without calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on, the model is between 5 % below and
 #: 6 % above the measured peak.
-TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60)
-REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150)
+TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60, texts=160)
+REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150, texts=620, printed=77)
 #: Peaks of a side of a comparison, and of the summary of a rank; measured with 1 M kernels.
-COMPARED: Final = Peak(work=360, searched=620, ranges=300, others=110)
-RANK: Final = Peak(work=260, searched=520, ranges=220, others=70)
+COMPARED: Final = Peak(work=360, searched=620, ranges=300, others=110, texts=160)
+RANK: Final = Peak(work=260, searched=520, ranges=220, others=70, texts=160)
+
+#: Memory for each character of a distinct name, which several libraries hold. Measured with 500,000 names of 30
+#: characters and 800 of 33,000.
+_BYTES_PER_CHARACTER: Final = 13
+#: Names in a table of `report.json`, at most; several tables have the same ones.
+_MOST_PRINTED: Final = 20_000
 
 #: Memory of Python, its libraries and Warplens' own modules.
 _FIXED_BYTES: Final = 170_000_000

@@ -360,7 +360,7 @@ def framework_of(facts: Facts) -> Framework | None:
 
 
 def _any_named(names: pl.Series, pattern: re.Pattern[str]) -> bool:
-    return bool(rows_named(names, lambda name: pattern.search(name) is not None).any())
+    return bool(rows_named(names, pattern).any())
 
 
 def _mostly_pytorch(facts: Facts) -> bool:

@@ -22,7 +22,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.findings import PASSES
-from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
+from warplens.profile.schema import Bools, Float64s, Int64s, name_categories, texts_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,8 +208,8 @@ class Program:
         if self._whole is not None:
             return self._whole._names_with(mark)
         if mark not in self._matches:
-            texts = self.full_names()
-            self._matches[mark] = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
+            texts = name_categories(self.facts.timeline.trace.kernels["full_name"])
+            self._matches[mark] = texts_with(texts, _pattern(mark))
         return self._matches[mark]
 
     def give_up(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -147,7 +148,7 @@ def disjoint_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> Int64s:
     begins, ends, owner = start_ns[order], end_ns[order], track[order]
     overlapping = np.flatnonzero((owner[1:] == owner[:-1]) & (begins[1:] < ends[:-1]))
     for track_id in np.unique(owner[overlapping]).tolist():
-        rows = order[owner == track_id]
+        rows = order[slice(*np.searchsorted(owner, [track_id, track_id + 1]).tolist())]
         busy_lanes: list[tuple[int, int]] = []  # (time at which the lane becomes free, its number)
         free_lanes: list[int] = []
         lane_count = 0
@@ -164,24 +165,61 @@ def disjoint_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> Int64s:
 
 
 def nested_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> tuple[Int64s, Int64s]:
-    """The lane and the depth of each slice, so that any two slices of a lane are disjoint or nest."""
+    """The lane and the depth of each slice, so that any two slices of a lane are disjoint or nest.
+
+    In order of begins, a slice gets the lowest lane whose innermost open slice ends no earlier than it does.
+    """
     nesting = nest(start_ns, end_ns, track)
     lanes, depth = np.zeros(len(start_ns), dtype=np.int64), nesting.depth.copy()
-    for track_id in np.unique(track[nesting.crossing]).tolist():
-        rows = np.flatnonzero(track == track_id)
-        rows = rows[np.lexsort((-end_ns[rows], start_ns[rows]))]
-        open_ends: list[list[int]] = []  # ends of the open slices of each lane
-        for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
-            lane = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, begin, end)), len(open_ends))
-            if lane == len(open_ends):
-                open_ends.append([])
-            lanes[row], depth[row] = lane, len(open_ends[lane])
-            open_ends[lane].append(end)
+    crossing_tracks = np.unique(track[nesting.crossing])
+    rows = np.flatnonzero(np.isin(track, crossing_tracks))
+    rows = rows[np.lexsort((-end_ns[rows], start_ns[rows], track[rows]))]
+    for of_track in np.split(rows, np.searchsorted(track[rows], crossing_tracks[1:])):
+        begins, ends = start_ns[of_track], end_ns[of_track]
+        open_lanes = _OpenLanes(_most_open(begins, ends))
+        for row, begin, end in zip(of_track.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            lanes[row], depth[row] = open_lanes.place(begin, end)
     return lanes, depth
 
 
-def _fits(ends: list[int], begin: int, end: int) -> bool:
-    """Whether a slice nests in the open ones; slices that ended by its begin are removed first."""
-    while ends and ends[-1] <= begin:
-        ends.pop()
-    return not ends or end <= ends[-1]
+def _most_open(begins: Int64s, ends: Int64s) -> int:
+    """Slices open at a time, at most; `begins` ascend."""
+    begun = np.searchsorted(begins, begins, side="right")
+    return int((begun - np.searchsorted(np.sort(ends), begins, side="left")).max(initial=0))
+
+
+class _OpenLanes:
+    """The lanes of a track while its slices are placed in order of their begins, in O(log lanes) each."""
+
+    def __init__(self, most_lanes: int) -> None:
+        self._leaves = 1 << max(most_lanes - 1, 0).bit_length()
+        # A heap-ordered binary tree: a leaf holds the latest end that fits into its lane, a node that of its leaves.
+        self._room = [math.inf] * (2 * self._leaves)
+        self._open: list[list[int]] = [[] for _ in range(self._leaves)]  # ends of the open slices of each lane
+        self._ending: list[tuple[int, int]] = []  # a heap of the same: end and lane
+
+    def place(self, begin: int, end: int) -> tuple[int, int]:
+        """The lane of the next slice, and its depth there."""
+        while self._ending and self._ending[0][0] <= begin:
+            lane = heapq.heappop(self._ending)[1]
+            self._open[lane].pop()  # the innermost one, which ends first
+            self._set_room(lane)
+        node = 1
+        while node < self._leaves:
+            node = 2 * node if self._room[2 * node] >= end else 2 * node + 1
+        lane = node - self._leaves
+        depth = len(self._open[lane])
+        self._open[lane].append(end)
+        heapq.heappush(self._ending, (end, lane))
+        self._set_room(lane)
+        return lane, depth
+
+    def _set_room(self, lane: int) -> None:
+        node = self._leaves + lane
+        room = self._room[node] = self._open[lane][-1] if self._open[lane] else math.inf
+        while node > 1:
+            room = max(room, self._room[node ^ 1])
+            node //= 2
+            if self._room[node] == room:
+                return
+            self._room[node] = room

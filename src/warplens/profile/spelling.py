@@ -78,7 +78,9 @@ def split_name(name: str) -> NameParts:
     if name.startswith("_Z"):
         function, template, parameters = _split_mangled(name)
     else:
-        function, template, parameters = _split_demangled(_UNNAMED.sub("", _UNNAMED_ARGUMENT.sub("<", name)))
+        if "unnamed" in name or "anonymous" in name:
+            name = _UNNAMED.sub("", _UNNAMED_ARGUMENT.sub("<", name))
+        function, template, parameters = _split_demangled(name)
     return NameParts(function, template, parameters, _words(function))
 
 

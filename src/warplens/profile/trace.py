@@ -204,6 +204,10 @@ TABLES: Final[Mapping[str, Table]] = {
 WORK_KINDS: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
 WORK_TABLES: Final = tuple(WORK_KINDS.values())
 
+#: Beside the numbers of rows by table in an estimate of a profile's size: distinct names, and their bytes.
+TEXTS: Final = "texts"
+TEXT_BYTES: Final = "text_bytes"
+
 
 @dataclass(frozen=True)
 class Device:

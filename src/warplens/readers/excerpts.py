@@ -7,7 +7,7 @@ a short time before the span are read, too.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,8 @@ import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
-from warplens.profile.schema import Int64s
-from warplens.profile.trace import WORK_TABLES
+from warplens.profile.schema import LONGEST_NAME, Int64s
+from warplens.profile.trace import TEXT_BYTES, TEXTS, WORK_TABLES
 from warplens.readers.limits import FURTHEST_NS
 
 #: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
@@ -44,10 +44,30 @@ class Sample:
     size: int = 0  #: of the whole recording, in bytes of text or in events
     read: int = 0  #: of the samples
     begins: defaultdict[str, list[Int64s]] = field(default_factory=lambda: defaultdict(list))
+    names: Counter[str | bytes] = field(default_factory=Counter)  #: how often each occurs in the samples
 
     def rows(self, kind: str) -> int:
         """Estimate of the events of a kind in the whole recording."""
         return sum(map(len, self.begins[kind])) * self.size // max(self.read, 1)
+
+    def texts(self) -> dict[str, int]:
+        """Estimate of the distinct names in the whole recording, and of their characters."""
+        count = distinct_values(self.names, self.names.total() * self.size // max(self.read, 1))
+        characters = sum(min(len(name), LONGEST_NAME) for name in self.names)
+        return {TEXTS: count, TEXT_BYTES: characters * count // max(len(self.names), 1)}
+
+
+def distinct_values(sampled: Counter[Any], count: int) -> int:
+    """Estimate of the number of distinct values among `count`, from how often those of a random sample occur in it.
+
+    After A. Chao, Scand. J. Statist. 11 (1984): the more of the sampled values occur once and the fewer twice, the more
+    were not seen; at most as many as if all rows like those that occur once had a value of their own.
+    """
+    if not (size := sampled.total()):
+        return 0
+    once, twice = (sum(1 for times in sampled.values() if times == wanted) for wanted in (1, 2))
+    unseen = min(once * (once - 1) // (2 * (twice + 1)), once * max(count - size, 0) // size)
+    return len(sampled) + unseen
 
 
 @dataclass(frozen=True)

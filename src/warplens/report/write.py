@@ -42,7 +42,7 @@ def write_examined(
 
 
 def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> bytes:
-    """`report.json`: every table of every profile in full (schema `warplens.report/1`)."""
+    """`report.json`: the tables of every profile, each up to `MOST_ROWS` (schema `warplens.report/1`)."""
     sources = [numbers.capture.source for numbers in profiles]
     warnings = [note for numbers in profiles for note in numbers.notes]
     return envelope("report", sources, report_data(profiles, run), warnings)
@@ -52,12 +52,39 @@ def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
     """`data` of `report.json`, with `run` if the profiles are the ranks of one run."""
     from warplens.report.overview.numbers import overview_data
 
-    data: dict[str, Any] = {"profiles": [overview_data(numbers) for numbers in profiles]}
+    data: dict[str, Any] = {"profiles": [with_limited_tables(overview_data(numbers)) for numbers in profiles]}
     if run is None:
         return data
     from warplens.report.run import run_data
 
     return data | {"run": run_data(run)}
+
+
+#: Rows of a table in `report.json`, at most. Only tables by name are longer, where a program gives each of its ranges
+#: or kernels a name of its own.
+MOST_ROWS: Final = 20_000
+
+
+def with_limited_tables(data: Any) -> Any:
+    """The data with the first `MOST_ROWS` rows of longer tables, and beside each (`rows`) the number of all of them.
+
+    >>> import polars as pl
+    >>> with_limited_tables({"rows": pl.DataFrame({"row": range(30_000)})})["rows_total"]
+    30000
+    """
+    import polars as pl
+
+    if isinstance(data, list):
+        return [with_limited_tables(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    limited: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, pl.DataFrame) and value.height > MOST_ROWS:
+            limited |= {name: value.head(MOST_ROWS), f"{name}_total": value.height}
+        else:
+            limited[name] = with_limited_tables(value)
+    return limited
 
 
 def form_named(output: Path) -> ReportFormat | None:

@@ -23,10 +23,10 @@ from warplens.analysis.frames import sum_by
 from warplens.analysis.operators.places import Places, module_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, Forest, depth_first, look_up, name_paths, nearest
-from warplens.analysis.window import Window, generic_name, is_step_name, phase_of_name
+from warplens.analysis.window import PHASES, Window, names_step, phase_numbers
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Bools, Column, Int64s, name_categories, name_labels
+from warplens.profile.schema import Bools, Column, Int64s, name_categories
 
 #: Groupings of rows.
 GROUPINGS: Final = ("name", "shapes", "tree", "module", "python")
@@ -384,11 +384,11 @@ def _nodes(
 
 def _is_place(timeline: Timeline) -> Bools:
     """Annotations that name a part of the program: neither a step nor a whole pass."""
-
-    def names_place(name: str) -> bool:
-        return not is_step_name(generic_name(name)) and phase_of_name(name) not in _WHOLE_PASSES
-
-    is_place: Bools = (name_labels(timeline.trace.ranges["name"], names_place) > 0) & ~timeline.operators.is_operator
+    names = timeline.trace.ranges["name"]
+    whole_passes = [PHASES.index(phase) + 1 for phase in _WHOLE_PASSES]
+    is_place: Bools = (
+        ~names_step(names) & ~np.isin(phase_numbers(names), whole_passes) & ~timeline.operators.is_operator
+    )
     return is_place
 
 

@@ -29,7 +29,7 @@ from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at
 from warplens.diagnosis.rules.optimizer import capturable, fused_call, optimizer_class
 from warplens.diagnosis.structure import Passes, backward_work, loops_of, turns_of_step
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Float64s, rows_named
+from warplens.profile.schema import Float64s, name_categories
 
 #: For idle time before launches of CUDA graphs.
 _FROM_GRAPHS: Final = (
@@ -59,7 +59,7 @@ _CAPTURED: Final = (
 def _captured_training(facts: Facts) -> str:
     """Code for the graph of a step that trains, with the warm-up that this program's gradients and optimizer need."""
     ranges = facts.timeline.trace.ranges["name"]
-    of_ranks = rows_named(ranges, lambda name: name.startswith("DistributedDataParallel")).any()
+    of_ranks = name_categories(ranges).str.starts_with("DistributedDataParallel").any()
     return (
         "model = torch.compile(model, mode='reduce-overhead')  # forward and backward pass\n"
         "update = torch.compile(optimizer.step)  # a few kernels; with mode='reduce-overhead', only if\n"

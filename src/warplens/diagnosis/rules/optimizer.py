@@ -56,7 +56,7 @@ _OF_OTHERS: Final = ""
 def optimizer_class(facts: Facts, which: Bools) -> str | None:
     """The class of the optimizer that launches most of this work: in torch.optim, `_OF_OTHERS`, or unknown (None)."""
     ranges = facts.timeline.trace.ranges
-    steps = ranges.filter(pl.Series(rows_named(ranges["name"], lambda name: _STEP_OF.match(name) is not None)))
+    steps = ranges.filter(pl.Series(rows_named(ranges["name"], _STEP_OF)))
     if steps.is_empty() or not which.any():
         return None
     launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()[which]

@@ -73,12 +73,12 @@ class KinetoTrace(Reader[Trace]):
         return read_kineto(file, asked)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
-        from warplens.readers.kineto.excerpt import rows_in, text_bytes
+        from warplens.readers.kineto.excerpt import rows_in, text_bytes, texts_in
 
         if surely_fits(text_bytes(file), _MOST_MEMORY_PER_BYTE, memory):
             return None
         rows = {table: round(_MEMORY_OF_ROW * count) for table, count in rows_in(file).items()}
-        return rows if any(rows.values()) else None  # another JSON file, which reading refuses
+        return rows | texts_in(file) if any(rows.values()) else None  # another JSON file, which reading refuses
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.kineto.scrub import copy_kineto

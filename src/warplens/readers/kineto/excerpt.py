@@ -64,6 +64,11 @@ def rows_in(file: Input) -> dict[str, int]:
     return rows
 
 
+def texts_in(file: Input) -> dict[str, int]:
+    """Estimate of the distinct names in the trace, and of their characters."""
+    return _sampled(file.path, file.compression, file.path.stat().st_mtime_ns).texts()
+
+
 def excerpt_of(file: Input, share: float) -> Excerpt:
     """The middle span of a trace that holds this share of its events, by GPU work, else by calls, else by operators.
 
@@ -89,6 +94,10 @@ def _sampled(path: Path, compression: str | None, _modified_ns: int) -> Sample:
         for kind, columns in piece.columns.items():
             begins, known = columns["begin_ns"]
             sampled.begins[kind].append((begins if known is None else begins[known]).astype(np.int64))
+            names, known = columns["name"]
+            codes, times = np.unique(names if known is None else names[known], return_counts=True)
+            texts = (reader.names.texts[code] or "" for code in codes.tolist())
+            sampled.names.update(dict(zip(texts, times.tolist(), strict=True)))
     return sampled
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices
+from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices, surely_fits
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -35,6 +35,10 @@ NSYS: Final = Recorder(
         "its start",
     },
 )
+
+
+#: Memory of a report per byte of an export, at most: 20 for ranges with names of their own.
+_MOST_MEMORY_PER_BYTE: Final = 30
 
 
 class NsysExport(Reader[Trace]):
@@ -55,7 +59,8 @@ class NsysExport(Reader[Trace]):
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.slices import rows_in
 
-        return rows_in(file.path)
+        size = file.path.stat().st_size
+        return rows_in(file.path, with_texts=not surely_fits(size, _MOST_MEMORY_PER_BYTE, memory))
 
     def slices(self, file: Input) -> AbstractContextManager[Slices]:
         from warplens.readers.nsys.slices import sliced

@@ -11,6 +11,7 @@ are not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -225,7 +226,7 @@ def rows_in(file: Input, memory: int) -> dict[str, int] | None:
         sampled = _sampled(file.path, file.known_as, file.path.stat().st_mtime_ns)
     except UnreadableInputError:  # reading it says why
         return None
-    return {name: round(_MEMORY_OF_ROW * sampled.rows(name)) for name in sampled.begins}
+    return {name: round(_MEMORY_OF_ROW * sampled.rows(name)) for name in sampled.begins} | sampled.texts()
 
 
 def _excerpt(file: Input, share: float) -> Excerpt:
@@ -249,8 +250,25 @@ def _sampled(path: Path, known_as: Path, _modified_ns: int) -> Sample:
             for table, frame in decoded(block, [span], seen, launch_configuration=False):
                 if (name := table_of.get(table)) is not None:
                     sampled.begins[name].append(frame["start"].drop_nulls().to_numpy())
+                    sampled.names.update(_names_in(frame, report.strings))
     sampled.read = seen.events
     return sampled
+
+
+#: Columns of names: the texts themselves, and numbers of strings.
+_NAMES = ("text", "textId", "nameId", "demangledName", "shortName")
+
+
+def _names_in(frame: pl.DataFrame, strings: Sequence[str | bytes]) -> Counter[str | bytes]:
+    """How often each name occurs in these rows."""
+    names: Counter[str | bytes] = Counter()
+    for column in set(_NAMES) & set(frame.columns):
+        for value, times in frame[column].drop_nulls().value_counts().iter_rows():
+            if isinstance(value, bytes):
+                names[value] += times
+            elif 0 <= value < len(strings):
+                names[strings[value]] += times
+    return names
 
 
 def _loaded(

@@ -14,15 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from warplens.errors import UsageError
 from warplens.profile import Capture, Trace
-from warplens.readers.excerpts import IN_SLICES
+from warplens.profile.schema import LONGEST_NAME
+from warplens.profile.trace import TEXT_BYTES, TEXTS
+from warplens.readers.excerpts import IN_SLICES, distinct_values
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
 from warplens.readers.nsys.export import REWRITES, load, opened, plan_of, put_together, rows_of, shaped, sources_of
-from warplens.readers.nsys.tables import SOURCES, Source
+from warplens.readers.nsys.tables import SOURCES, STRINGS, Source
 from warplens.readers.nsys.texts import Strings, distinct_ids, range_kinds
 from warplens.readers.opening import Input
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
@@ -128,16 +131,57 @@ class Slices:
         )
 
 
-def rows_in(path: Path) -> dict[str, int] | None:
-    """Upper estimate of the rows of each table of the trace; None if the file is not an export."""
+def rows_in(path: Path, *, with_texts: bool) -> dict[str, int] | None:
+    """Upper estimate of the rows of each table of the trace; None if the file is not an export.
+
+    Args:
+        path: the file.
+        with_texts: whether to estimate `TEXTS` and `TEXT_BYTES` as well, from a sample of the rows.
+    """
     with SqliteFile(path) as file:
         if not looks_like_nsys(file.tables):
             return None
         rows: Counter[str] = Counter()
         for source in SOURCES:
             if source.table in file.tables:
-                rows[source.trace_table] += sum(part.capacity for part in file.parts(source.table))
+                count = sum(part.capacity for part in file.parts(source.table))
+                rows[source.trace_table] += count
+                if with_texts:
+                    for texts, size in _texts_in(file, source, count):
+                        rows[TEXTS] += texts
+                        rows[TEXT_BYTES] += texts * size
         return dict(rows)
+
+
+#: Rows of a table that are sampled for their texts.
+_SAMPLED_ROWS: Final = 4_096
+#: Characters by which sampled texts are told apart, with their length.
+_TOLD_APART: Final = 1_000
+
+
+def _texts_in(file: SqliteFile, source: Source, count: int) -> Iterator[tuple[int, int]]:
+    """For each column of names of a table: estimates of its distinct texts, and of the mean size of one in bytes."""
+    first, last = file.span(source.table)
+    if first is None or last is None:
+        return
+    numbers = np.unique(np.random.default_rng(0).integers(first, last, _SAMPLED_ROWS, endpoint=True))
+    rows = f"FROM {quoted(source.table)} WHERE {file.row_number(source.table)} IN ({','.join(map(str, numbers))})"
+    available = file.tables[source.table]
+    for field in source.fields:
+        column = next((name for name in field.columns if field.is_string and name in available), None)
+        if column is not None:
+            sampled = file.rows(f"SELECT {quoted(column)} {rows}")
+            ids = ",".join({str(number) for (number,) in sampled if isinstance(number, int)})
+            size = f"avg(min(length(value), {LONGEST_NAME}))"
+            ((mean,),) = file.rows(f"SELECT {size} FROM {quoted(STRINGS)} WHERE id IN ({ids})")  # noqa: S608
+        elif field.text_column in available:
+            text = quoted(str(field.text_column))
+            sampled = file.rows(f"SELECT nullif(substr({text}, 1, {_TOLD_APART}), ''), length({text}) {rows}")
+            mean = np.mean([size for text, size in sampled if text is not None] or [0])
+        else:
+            continue
+        known = Counter(row for row in sampled if row[0] is not None)
+        yield distinct_values(known, round(count * known.total() / max(len(sampled), 1))), round(mean or 0)
 
 
 def _in_order(reduce: Callable[[Part], pl.DataFrame], parts: Sequence[Part]) -> Iterator[pl.DataFrame]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.profile.nesting import nest
-from warplens.profile.schema import Int64s, encode_names
+from warplens.profile.schema import LONGEST_NAME, Int64s, encode_names
 from warplens.readers.nsys.tables import Tables
 from warplens.readers.sqlite import quoted
 
@@ -70,7 +70,9 @@ class Strings:
         if "StringIds" in file.tables:
             for part in range(0, len(ids), _IDS_PER_QUERY):
                 id_list = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
-                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({id_list}) AND value IS NOT NULL"  # noqa: S608
+                # One character more than names keep, so that longer ones are seen to be cut.
+                text = f"CAST(substr(value, 1, {LONGEST_NAME + 1}) AS BLOB)"
+                query = f"SELECT id, {text} FROM StringIds WHERE id IN ({id_list}) AND value IS NOT NULL"  # noqa: S608
                 for identifier, raw in file.rows(query):
                     text, replaced = decoded(raw)
                     self.replaced += replaced

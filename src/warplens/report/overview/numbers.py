@@ -351,7 +351,7 @@ def _idle(budgets: Sequence[TimeBudget]) -> str:
 
 
 def overview_data(numbers: Numbers) -> dict[str, Any]:
-    """All numbers of the report on one profile, exact and with complete tables.
+    """All numbers of the report on one profile, exact; `warplens.report.write` limits the rows of its tables.
 
     Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Values not recorded are null.
     """

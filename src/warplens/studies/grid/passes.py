@@ -16,9 +16,9 @@ from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
+from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_numbers
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Int64s, name_categories, name_labels
+from warplens.profile.schema import Column, Int64s, name_categories
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,7 @@ class PhaseInstances:
 def phase_instances(timeline: Timeline) -> PhaseInstances:
     """The outermost ranges of a profile that are named after a phase."""
     ranges = timeline.trace.ranges
-    number_of_phase = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    own_phase = name_labels(ranges["name"], lambda name: number_of_phase[phase_of_name(name)])
+    own_phase = phase_numbers(ranges["name"])
     row = np.arange(ranges.height, dtype=np.int64)
     outermost = timeline.forest.outermost_match(np.where(own_phase > 0, row + 1, 0)) - 1
     in_phase = outermost != NO_RANGE
