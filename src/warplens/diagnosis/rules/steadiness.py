@@ -11,7 +11,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
-from warplens.diagnosis.rules.generation import growing_passes
+from warplens.diagnosis.rules.generation import work_grows
 from warplens.diagnosis.structure import StructureRule
 from warplens.profile.schema import Float64s
 
@@ -73,11 +73,11 @@ class SlowingGpu(StructureRule):
     def _slows(self, facts: Facts) -> bool:
         """Whether all products slow down alike, in a trend, at work that stays the same."""
         factor = self._factor(facts)
-        # Over a growing text, products on grids of one block per multiprocessor keep their grid and take longer.
+        # On growing inputs, products on grids of one block per multiprocessor keep their grid and take longer.
         return (
             factor is not None
             and factor >= self.least_factor
-            and growing_passes(facts) is None
+            and not work_grows(facts)
             and self._alike(facts, factor)
             and self._same_work(facts)
             and self._chance(facts) <= self.most_chance
