@@ -912,6 +912,34 @@ def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int,
     assert found.confidence == confidence
 
 
+@pytest.mark.parametrize("falls_at", [4, 6, 9, 12])
+def test_a_clock_that_falls_at_one_moment_is_found(falls_at: int) -> None:
+    """Before and after it, times vary by a percent. Two slow steps of fourteen may be slow by chance, one way in 91."""
+    machine = Machine()
+    for number in range(14):
+        factor = (1.4 if number >= falls_at else 1.0) * (1 + 0.01 * (number * 5 % 3 - 1))
+        with machine.step():
+            machine.launch(int(200 * factor) * US, times=5)
+            machine.launch(int(300 * factor) * US, FLASH, times=5)
+    found = judged(machine.trace()).finding("slowing-gpu")
+    assert (found is not None) is (falls_at < 12)
+    if found is not None:
+        slow = 14 - falls_at
+        assert found.evidence["last_to_first_factor"] == pytest.approx(1.4, rel=0.02)
+        assert found.expected == pytest.approx((falls_at + 1.4 * slow) / 14, rel=0.02)
+
+
+def test_growing_work_of_a_training_is_no_falling_clock() -> None:
+    """Products keep their grid of one block per multiprocessor; the passes beside them do not."""
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            for name in (BF16_GEMM, FLASH, FLASH.replace("fprop", "bprop")):
+                machine.launch((200 + 12 * number) * US, name, grid=(132, 1, 1), times=5)
+                machine.launch((20 + number) * US, ADD, grid=(4096 + 256 * number, 1, 1))
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
 def test_products_of_more_rows_in_each_step_are_no_falling_clock() -> None:
     """Their names and grids stay the same; only the recorded shapes tell."""
     kernels, calls, ranges, now, gpu = [], [], [], 0, 0
