@@ -660,6 +660,43 @@ def test_collectives_hide_behind_no_more_than_there_is_to_compute() -> None:
     assert "limited by the compute" in found.remedies[1].expected
 
 
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SCATTER = "ncclDevKernel_ReduceScatter_Sum_{}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("gathered_ms", "scattered_ms", "format_", "expected"),
+    [
+        # Of 20 ms, 12 ms hide behind as much compute; the backward pass gathers for 8 ms.
+        (2, 1, "bf16", {"Gather the next parameters": 32 / 20, "Keep parameters gathered": 32 / 24}),
+        # Half of the sums' bytes, which are most of it; gathers stay.
+        (4, 10, "f32", {"Communicate less": 84 / 64}),
+        # Less often, as they have 16 bits already.
+        (4, 10, "bf16", {"Communicate less": 84 / 64}),
+    ],
+)
+def test_of_sharded_parameters_only_the_sums_take_half_of_the_bytes(
+    gathered_ms: int, scattered_ms: int, format_: str, expected: dict[str, float]
+) -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            for _ in range(4):
+                machine.launch(gathered_ms * MS, GATHER)
+                machine.launch(1 * MS)
+        with machine.range("backward"):
+            for _ in range(4):
+                machine.launch(gathered_ms * MS, GATHER)
+                machine.launch(2 * MS)
+                machine.launch(scattered_ms * MS, SCATTER.format(format_))
+
+    found = verdict(step).findings[0]
+    assert found.id == "exposed-communication"
+    for remedy, (action, gain) in zip(found.remedies, expected.items(), strict=False):
+        assert remedy.action.startswith(action)
+        assert (remedy.gain or found.expected) == pytest.approx(gain, rel=0.01)
+        assert ("bf16_compress_hook" in remedy.how) is (format_ == "f32")
+
+
 def micro_batches(machine: Machine, *, layers: int = 0, updates: bool = False) -> None:
     """Four forward and backward passes of 20 ms in all, after each of which gradients are summed for 10 ms."""
     for _ in range(4):

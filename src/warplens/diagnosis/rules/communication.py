@@ -43,6 +43,18 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
         ),
     ),
+    "parameters": (
+        Remedy(
+            "Gather the next parameters while these compute",
+            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True\n"
+            "# fully_shard: block.set_modules_to_forward_prefetch([next_block])",
+        ),
+        Remedy(
+            "Keep parameters gathered between forward and backward pass",
+            "fully_shard(block, reshard_after_forward=False)  # if memory allows\n"
+            "# FSDP: sharding_strategy=ShardingStrategy.SHARD_GRAD_OP; DeepSpeed: stage 2",
+        ),
+    ),
     "all_to_all": (
         Remedy(
             "Exchange rows while others are computed",
@@ -159,7 +171,24 @@ def _kind(facts: Facts, claimed: Spent) -> str:
         most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
         if most and most[0] in _REMEDIES:
             return str(most[0])
-    return "gradients" if facts.trains and not _of_layers(facts, claimed) else "layers"
+    if not facts.trains or _of_layers(facts, claimed):
+        return "layers"
+    gathered = claimed.where(facts.program.marked("gathering")).total
+    return "parameters" if 2 * gathered > claimed.total else "gradients"
+
+
+def _alone_share(facts: Facts, claimed: Spent, which: Bools) -> float:
+    """Share of the claimed time in which nothing runs but these pieces of work."""
+    share = claimed.where(which).total / claimed.total
+    if share == 1.0:
+        return share
+    alone = 0
+    for device in facts.work["device"].unique():
+        here = (facts.work["device"] == device).to_numpy()
+        on_device = facts.work.select("start_ns", "end_ns").filter(here)
+        others = facts.work.select("start_ns", "end_ns").filter(here & ~which)
+        alone += total(union(Intervals.of(on_device))) - total(union(Intervals.of(others)))
+    return min(share, alone / claimed.total)
 
 
 def _format(facts: Facts, claimed: Spent) -> str:
@@ -251,7 +280,9 @@ class ExposedCommunication(Rule):
         most_ns = _most_ns(facts, pieces.at, pieces.ns) * by_device.len()
         bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
         hideable = self._hideable_ns(facts, claimed) / claimed
-        kind, known = _kind(facts, pieces), _format(facts, pieces)
+        kind = _kind(facts, pieces)
+        sums = facts.program.marked("summing")
+        known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
         again, micro_batches = _accumulated(facts)
@@ -259,6 +290,10 @@ class ExposedCommunication(Rule):
         if sooner < self.fewer_bytes:
             sooner = 0.0  # most of it is something else
         fewer = 0.0 if (kind, known) == ("layers", "16 bits") else self.fewer_bytes
+        if kind == "gradients":
+            fewer *= _alone_share(facts, pieces, sums)
+        elif kind == "parameters":  # gathered in the forward pass, and again
+            fewer = _alone_share(facts, pieces, facts.program.marked("gathering") & backward_work(facts))
         most = max(hideable, fewer, sooner)
         late = facts.unprofiled_host_ns > facts.busy_ns - most * removable
         titles = (sooner, self.repeated_title.format(count=f"{micro_batches:,.0f}")), (is_late, self.beyond_title)
@@ -313,8 +348,8 @@ class ExposedCommunication(Rule):
             removable: nanoseconds of exposed communication, without the waiting.
             waited: nanoseconds of the waiting, which stays.
             what: key of `_BY_FORMAT`.
-            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes save, and
-                that a later micro-batch repeats.
+            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes (or
+                gathering parameters once) save, and that a later micro-batch repeats.
         """
         beside, fewer = _REMEDIES[what[0]]
         fewer = _BY_FORMAT.get(what, fewer)
@@ -333,17 +368,19 @@ class ExposedCommunication(Rule):
             return bringing(told, Gain(gain, gain, gain), self.model)
 
         is_16_bits = what == ("gradients", "16 bits")
-        less: Remedy | None = replace(fewer, expected="in proportion to the bytes, but each GPU then computes more")
+        effect = "without gathering them again" if what[0] == "parameters" else ""
+        unknown = "in proportion to the bytes, but each GPU then computes more"
+        less: Remedy | None = replace(fewer, expected=effect or unknown)
         if sooner and is_16_bits:
             less = None  # the same as `_ONCE`
         elif halved:
             what_of = "sums" if is_16_bits else "bytes"
-            less = saving(fewer, halved, f"with half of the {what_of}, and in proportion to them")
+            less = saving(fewer, halved, effect or f"with half of the {what_of}, and in proportion to them")
         limited = "limited by the compute that can run beside it, which takes less time"
         hidden = replace(beside, expected=limited)
         if hideable >= self.fewer_bytes:
             hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
-        elif not halved:
+        elif hideable >= halved:
             hidden = saving(beside, hideable, limited)
         look = Remedy(
             "Look for a straggler",
