@@ -631,6 +631,19 @@ def test_the_bound_of_copies_is_what_stays_on_the_gpu() -> None:
     assert copies.expected_interval[1] <= copies.bound
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_copies_without_any_compute_are_not_advised_to_run_beside_it(pinned: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(4 * MS, 40_000_000, pinned=pinned)
+        machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=pinned)
+
+    found = verdict(step).finding("blocking-copy")
+    assert not any("while" in remedy.action for remedy in found.remedies)
+    if pinned:
+        assert found.remedies[0].action == "Copy less"
+        assert found.expected == pytest.approx(2, rel=0.02)
+
+
 def test_the_bound_of_waits_is_that_of_longer_pauses_and_is_explained() -> None:
     found = verdict(programs.item_per_layer)
     waits, wall, busy = found.findings[0], found.coverage.wall_ns, found.coverage.busy_ns
