@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across, run_of_files
-from tests.diagnosis.machine import ADD, BF16_GEMM
+from tests.diagnosis.machine import ADD, BF16_GEMM, MS
 from tests.diagnosis.programs import judged
 from warplens.analysis.ranks.balance import stragglers
 from warplens.analysis.ranks.summary import rank_windows
@@ -61,6 +61,32 @@ def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: i
         healthy = Fleet(3).run(training).machines[0].gpu
         assert finding.expected == pytest.approx(fleet.machines[0].gpu / healthy, rel=0.05)
         assert finding.bound >= finding.expected
+
+
+@pytest.mark.parametrize(("late_ms", "steps", "waits"), [(6, 12, True), (0, 12, False), (6, 5, False)])
+def test_one_rank_tells_transfers_from_waiting_for_another_that_is_late_in_some_steps(
+    late_ms: int, steps: int, waits: bool
+) -> None:
+    """A transfer of 500 to 800 µs, six milliseconds later in every third step; in five steps, any may be the usual."""
+    fleet = Fleet(2)
+    transfers = [(500 + 100 * (step % 4)) * US for step in range(steps)]
+    late = [late_ms * MS * (step % 3 == 1) for step in range(steps)]
+    for transfer, extra in zip(transfers, late, strict=True):
+        with fleet.step():
+            for rank, machine in enumerate(fleet.machines):
+                with machine.range("forward"):
+                    machine.launch(2 * MS)
+                with machine.range("backward"):
+                    machine.launch(4 * MS + extra * rank)
+            fleet.meet(transfer)
+    found = judged(fleet.files()[0]).finding("exposed-communication")
+    assert ("wait for other ranks" in found.title) is waits
+    assert found.remedies[0].action == ("Look for a straggler" if waits else "Overlap it with the backward pass")
+    whole = steps * 6 * MS + sum(transfers) + sum(late)
+    assert found.expected == pytest.approx(whole / (whole - (sum(late) if waits else sum(transfers + late))), rel=0.03)
+    if waits:
+        overlapped = next(remedy for remedy in found.remedies if remedy.action.startswith("Overlap"))
+        assert overlapped.gain == pytest.approx(whole / (whole - sum(transfers)), rel=0.03)
 
 
 @pytest.mark.parametrize("grid", [(1056, 1, 1), (1478, 1, 1)], ids=["longer documents", "more rows"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -912,6 +912,34 @@ def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int,
     assert found.confidence == confidence
 
 
+@pytest.mark.parametrize("falls_at", [4, 6, 9, 12])
+def test_a_clock_that_falls_at_one_moment_is_found(falls_at: int) -> None:
+    """Before and after it, times vary by a percent. Two slow steps of fourteen may be slow by chance, one way in 91."""
+    machine = Machine()
+    for number in range(14):
+        factor = (1.4 if number >= falls_at else 1.0) * (1 + 0.01 * (number * 5 % 3 - 1))
+        with machine.step():
+            machine.launch(int(200 * factor) * US, times=5)
+            machine.launch(int(300 * factor) * US, FLASH, times=5)
+    found = judged(machine.trace()).finding("slowing-gpu")
+    assert (found is not None) is (falls_at < 12)
+    if found is not None:
+        slow = 14 - falls_at
+        assert found.evidence["last_to_first_factor"] == pytest.approx(1.4, rel=0.02)
+        assert found.expected == pytest.approx((falls_at + 1.4 * slow) / 14, rel=0.02)
+
+
+def test_growing_work_of_a_training_is_no_falling_clock() -> None:
+    """Products keep their grid of one block per multiprocessor; the passes beside them do not."""
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            for name in (BF16_GEMM, FLASH, FLASH.replace("fprop", "bprop")):
+                machine.launch((200 + 12 * number) * US, name, grid=(132, 1, 1), times=5)
+                machine.launch((20 + number) * US, ADD, grid=(4096 + 256 * number, 1, 1))
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
 def test_products_of_more_rows_in_each_step_are_no_falling_clock() -> None:
     """Their names and grids stay the same; only the recorded shapes tell."""
     kernels, calls, ranges, now, gpu = [], [], [], 0, 0
@@ -1701,7 +1729,7 @@ def test_passes_over_a_text_that_grows_by_a_token_each_keep_no_cache(kind: str, 
             for token in range(a_step):
                 blocks, scores = grids(kind, token if a_step > 1 else step)
                 for _ in range(3):
-                    machine.launch(4 * blocks * US, LAYER_NORM, grid=(64 * blocks, 1, 1))
+                    machine.launch(4 * blocks * US, LAYER_NORM, grid=(blocks, 1, 1))
                     machine.launch(8 * blocks * US)
                     machine.launch(scores * US, WHERE, grid=(64 * scores, 1, 1))
                     machine.launch(8 * blocks * US)
@@ -1714,6 +1742,47 @@ def test_passes_over_a_text_that_grows_by_a_token_each_keep_no_cache(kind: str, 
         assert found.findings[0].evidence["growth_factor"] == pytest.approx(19 / 8, rel=0.01)
         # All but the first pass take what a token takes: 8 tokens and 11 in place of the sum of 8 to 19.
         assert found.findings[0].expected == pytest.approx(sum(range(8, 20)) / 19, rel=0.1)
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+@pytest.mark.parametrize(
+    ("texts", "length", "sent", "found"),
+    [
+        (lambda _: 8, lambda step: 64 + step, 0, True),
+        # A loop may send all its tokens again.
+        (lambda _: 8, lambda step: 64 + step, 8, True),
+        (lambda step: 128 * (step + 1), lambda _: 64, 0, False),
+        (lambda _: 8, lambda step: 128 * (step + 1), 0, False),
+        # Images, of which one more is sent to each pass.
+        (lambda step: step + 1, lambda _: 64, 3_000, False),
+    ],
+    ids=["text", "text sent again", "batches", "lengths", "images"],
+)
+def test_larger_batches_and_longer_inputs_are_no_text_without_a_cache(
+    texts: Callable[[int], int], length: Callable[[int], int], sent: int, found: bool, shapes: bool
+) -> None:
+    kernels, calls, ranges, copies, now = [], [], [], [], 0
+    for step in range(12):
+        began = now
+        sizes = [texts(step), length(step), 512]
+        rows = math.prod(sizes[:2])
+        if sent:
+            calls.append(launch(now, now + US, len(calls) + 1))
+            copies.append(copy(now + 2 * US, now + 3 * US, size=rows * sent, correlation=len(calls)))
+        layer = ((LAYER_NORM, "native_layer_norm", 1), (BF16_GEMM, "mm", 4), (GELU, "gelu", 4))
+        for full_name, name, blocks in (*layer, *layer, (ADD, "add", 2)) * 3:
+            if shapes:
+                of = [[rows, 512], [512, 512]] if name == "mm" else [sizes]
+                ranges.append(operator(now, now + 3 * US, f"aten::{name}", shapes=json.dumps(of)))
+            calls.append(launch(now + US, now + 2 * US, len(calls) + 1))
+            begin, now = now + 5 * US, now + 5 * US + rows * 50
+            grid = (rows * blocks, 1, 1)
+            kernels.append(kernel(begin, now, name, correlation=len(calls), full_name=full_name, grid=grid))
+        ranges.append(annotation(began, now, "step"))
+        now += US
+    timeline = program(kernels, calls, ranges, copies=copies)
+    titles = [finding.title for finding in diagnose(timeline, timeline.window()).findings]
+    assert any("keys and values are not kept" in title for title in titles) is found
 
 
 @pytest.mark.parametrize("kind", ["again", "new input", "one token", "no text"])

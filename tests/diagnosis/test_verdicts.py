@@ -631,6 +631,19 @@ def test_the_bound_of_copies_is_what_stays_on_the_gpu() -> None:
     assert copies.expected_interval[1] <= copies.bound
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_copies_without_any_compute_are_not_advised_to_run_beside_it(pinned: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(4 * MS, 40_000_000, pinned=pinned)
+        machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=pinned)
+
+    found = verdict(step).finding("blocking-copy")
+    assert not any("while" in remedy.action for remedy in found.remedies)
+    if pinned:
+        assert found.remedies[0].action == "Copy less"
+        assert found.expected == pytest.approx(2, rel=0.02)
+
+
 def test_the_bound_of_waits_is_that_of_longer_pauses_and_is_explained() -> None:
     found = verdict(programs.item_per_layer)
     waits, wall, busy = found.findings[0], found.coverage.wall_ns, found.coverage.busy_ns
@@ -658,6 +671,43 @@ def test_collectives_hide_behind_no_more_than_there_is_to_compute() -> None:
     assert found.bound == pytest.approx(8.4 / 0.4, rel=0.02)
     assert found.remedies[0].expected.startswith("about 1.9"), "what makes it less comes first"
     assert "limited by the compute" in found.remedies[1].expected
+
+
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SCATTER = "ncclDevKernel_ReduceScatter_Sum_{}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("gathered_ms", "scattered_ms", "format_", "expected"),
+    [
+        # Of 20 ms, 12 ms hide behind as much compute; the backward pass gathers for 8 ms.
+        (2, 1, "bf16", {"Gather the next parameters": 32 / 20, "Keep parameters gathered": 32 / 24}),
+        # Half of the sums' bytes, which are most of it; gathers stay.
+        (4, 10, "f32", {"Communicate less": 84 / 64}),
+        # Less often, as they have 16 bits already.
+        (4, 10, "bf16", {"Communicate less": 84 / 64}),
+    ],
+)
+def test_of_sharded_parameters_only_the_sums_take_half_of_the_bytes(
+    gathered_ms: int, scattered_ms: int, format_: str, expected: dict[str, float]
+) -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            for _ in range(4):
+                machine.launch(gathered_ms * MS, GATHER)
+                machine.launch(1 * MS)
+        with machine.range("backward"):
+            for _ in range(4):
+                machine.launch(gathered_ms * MS, GATHER)
+                machine.launch(2 * MS)
+                machine.launch(scattered_ms * MS, SCATTER.format(format_))
+
+    found = verdict(step).findings[0]
+    assert found.id == "exposed-communication"
+    for remedy, (action, gain) in zip(found.remedies, expected.items(), strict=False):
+        assert remedy.action.startswith(action)
+        assert (remedy.gain or found.expected) == pytest.approx(gain, rel=0.01)
+        assert ("bf16_compress_hook" in remedy.how) is (format_ == "f32")
 
 
 def micro_batches(machine: Machine, *, layers: int = 0, updates: bool = False) -> None:

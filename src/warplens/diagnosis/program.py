@@ -97,6 +97,8 @@ MARKS: Final = {
     "summed-or-exchanged": r"(?i)all_?reduce|send_?recv|all_?to_?all",
     # Collectives of gradients under data parallelism.
     "summing": r"(?i)all_?reduce|reduce_?scatter",
+    # Collectives of parameters that are split over ranks.
+    "gathering": r"(?i)all_?gather",
     "choosing": r"where_kernel_impl",
     # Search for rows of scores that are masked completely.
     "unseen-rows": r"isneginf",

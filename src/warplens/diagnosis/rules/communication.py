@@ -43,6 +43,18 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
             "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
         ),
     ),
+    "parameters": (
+        Remedy(
+            "Gather the next parameters while these compute",
+            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True\n"
+            "# fully_shard: block.set_modules_to_forward_prefetch([next_block])",
+        ),
+        Remedy(
+            "Keep parameters gathered between forward and backward pass",
+            "fully_shard(block, reshard_after_forward=False)  # if memory allows\n"
+            "# FSDP: sharding_strategy=ShardingStrategy.SHARD_GRAD_OP; DeepSpeed: stage 2",
+        ),
+    ),
     "all_to_all": (
         Remedy(
             "Exchange rows while others are computed",
@@ -159,7 +171,24 @@ def _kind(facts: Facts, claimed: Spent) -> str:
         most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
         if most and most[0] in _REMEDIES:
             return str(most[0])
-    return "gradients" if facts.trains and not _of_layers(facts, claimed) else "layers"
+    if not facts.trains or _of_layers(facts, claimed):
+        return "layers"
+    gathered = claimed.where(facts.program.marked("gathering")).total
+    return "parameters" if 2 * gathered > claimed.total else "gradients"
+
+
+def _alone_share(facts: Facts, claimed: Spent, which: Bools) -> float:
+    """Share of the claimed time in which nothing runs but these pieces of work."""
+    share = claimed.where(which).total / claimed.total
+    if share == 1.0:
+        return share
+    alone = 0
+    for device in facts.work["device"].unique():
+        here = (facts.work["device"] == device).to_numpy()
+        on_device = facts.work.select("start_ns", "end_ns").filter(here)
+        others = facts.work.select("start_ns", "end_ns").filter(here & ~which)
+        alone += total(union(Intervals.of(on_device))) - total(union(Intervals.of(others)))
+    return min(share, alone / claimed.total)
 
 
 def _format(facts: Facts, claimed: Spent) -> str:
@@ -188,7 +217,12 @@ class ExposedCommunication(Rule):
     headline = "Limited by communication: for {share} of the time it runs while nothing computes"
     title = "Collectives run while nothing computes"
     beyond_title: ClassVar = "Collectives run while nothing computes, beyond the waiting for a late rank"
-    headlines: ClassVar = {beyond_title: f"{headline}, beyond the waiting for a late rank"}
+    peers_title: ClassVar = "Collectives wait for other ranks: in some steps they last far longer, and nothing computes"
+    headlines: ClassVar = {
+        beyond_title: f"{headline}, beyond the waiting for a late rank",
+        peers_title: "Limited by waiting for other ranks: for {share} of the time a collective runs while nothing "
+        "computes, and in some steps far longer than in others",
+    }
     repeated_title: ClassVar = "Collectives run while nothing computes, after each of {count} micro-batches of a step"
     evidence: ClassVar = {
         "exposed_ns": "collectives with nothing else on the GPU, without waiting for a late rank",
@@ -200,6 +234,8 @@ class ExposedCommunication(Rule):
         "unprofiled_host_share": "host time to issue the work without a profiler, if that limits the gain",
         "micro_batches_per_step": "backward passes whose gradients are summed, each before the next",
         "summed_again_share": "of the exposed time, sums that a later micro-batch repeats",
+        "waiting_for_ranks_share": "of the exposed time of one rank, collectives beyond the lower quartile of the same "
+        "ones of all steps, where they last more than twice as long",
     }
     refutation = (
         "Leave the exposed collectives out of one step (results are wrong then, times are not; for an exchange, a copy "
@@ -207,8 +243,13 @@ class ExposedCommunication(Rule):
         "around forward and backward pass): "
         "if it does not get faster by the exposed time, something else is the limit."
     )
+    refutations: ClassVar = {
+        peers_title: "Record all ranks: if they arrive at these collectives at the same time, the network is the cause."
+    }
     precedence = "certain"
 
+    transfer_factor = Limit(2.0, "Transfers of the same bytes over a shared network vary by less.")
+    least_equal = Limit(6, "Of fewer steps, the quartile is that of one or two.")
     fewer_bytes = Limit(
         0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
     )
@@ -237,8 +278,6 @@ class ExposedCommunication(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
-        waited = 0 if is_late else self._waited_ns(facts, claims)
-        removable = claimed - waited
         kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
             pl.col("label") == "communication"
         )
@@ -251,21 +290,30 @@ class ExposedCommunication(Rule):
         most_ns = _most_ns(facts, pieces.at, pieces.ns) * by_device.len()
         bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
         hideable = self._hideable_ns(facts, claimed) / claimed
-        kind, known = _kind(facts, pieces), _format(facts, pieces)
+        kind = _kind(facts, pieces)
+        sums = facts.program.marked("summing")
+        known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
+        by_peers = self._by_peers_ns(facts, pieces) if kind in ("gradients", "parameters") else 0
+        waited = 0 if is_late else self._waited_ns(facts, claims) or by_peers
+        removable = claimed - waited
         again, micro_batches = _accumulated(facts)
         sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
         if sooner < self.fewer_bytes:
             sooner = 0.0  # most of it is something else
         fewer = 0.0 if (kind, known) == ("layers", "16 bits") else self.fewer_bytes
+        if kind == "gradients":
+            fewer *= _alone_share(facts, pieces, sums)
+        elif kind == "parameters":  # gathered in the forward pass, and again
+            fewer = _alone_share(facts, pieces, facts.program.marked("gathering") & backward_work(facts))
         most = max(hideable, fewer, sooner)
         late = facts.unprofiled_host_ns > facts.busy_ns - most * removable
-        titles = (sooner, self.repeated_title.format(count=f"{micro_batches:,.0f}")), (is_late, self.beyond_title)
+        waits = by_peers > most * removable
         return self.raised(
             facts,
-            removable,
-            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            by_peers if waits else removable,
+            confidence="low" if not facts.window.steps else "high" if facts.sure and not waits else "medium",
             evidence={
                 "exposed_ns": claimed,
                 "exposed_share": claimed / facts.wall_ns,
@@ -276,12 +324,18 @@ class ExposedCommunication(Rule):
                 "unprofiled_host_share": facts.unprofiled_host_ns / facts.wall_ns if late else None,
                 "micro_batches_per_step": micro_batches if sooner else None,
                 "summed_again_share": sooner or None,
+                "waiting_for_ranks_share": by_peers / claimed or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            title=first_of(*titles, default=self.title),
-            remedies=self._remedies(facts, removable, waited, (kind, known), hideable, fewer, sooner),
+            title=first_of(
+                (waits, self.peers_title),
+                (sooner, self.repeated_title.format(count=f"{micro_batches:,.0f}")),
+                (is_late, self.beyond_title),
+                default=self.title,
+            ),
+            remedies=self._remedies(facts, removable, (waited, by_peers), (kind, known), hideable, fewer, sooner),
             on_gpu=True,
-            kept=1 - most,
+            kept=0.0 if waits else 1 - most,
             bound_ns=max(most_ns, bound_ns),
         )
 
@@ -297,11 +351,37 @@ class ExposedCommunication(Rule):
         stays = sum(run.not_communication_ns(rank, late=False) for rank in run.ranks)
         return int(waited * stays / sum(map(run.waited_ns, run.ranks)))
 
+    def _by_peers_ns(self, facts: Facts, claimed: Spent) -> int:
+        """Waiting for other ranks in one rank's claimed work: what equal collectives last longer in some steps.
+
+        Gradients and parameters have the same bytes in each step, in the same order. A rank that is late in every step
+        shows only in profiles of several ranks.
+        """
+        run = run_of(facts)
+        if run is not None and len(run.ranks) > 1:
+            return 0
+        program = facts.program
+        rows = np.flatnonzero(claimed.whole() * (program.marked("summing") | program.marked("gathering")))
+        columns = {"kind": program.launched_as(rows), "step": program.step[rows], "length": facts.lengths[rows]}
+        frame = facts.work.select("start_ns", "device")[rows].with_columns(
+            **{name: pl.Series(values) for name, values in columns.items()}, claimed=pl.Series(claimed.whole()[rows])
+        )
+        of_kind = ["kind", "device"]
+        frame = frame.sort("start_ns").with_columns(
+            place=pl.int_range(pl.len()).over(*of_kind, "step"), count=pl.len().over(*of_kind, "step")
+        )
+        usual = frame.filter(pl.col("step") > 0, pl.col("count") == pl.col("count").median().over(of_kind))
+        equal = [*of_kind, "place"]
+        transfer = pl.col("length").quantile(0.25).over(equal)
+        waits = (pl.len().over(equal) >= self.least_equal) & (pl.col("length") > self.transfer_factor * transfer)
+        waited = int(usual.select(pl.when(waits).then((pl.col("claimed") - transfer).clip(0)).sum()).item() or 0)
+        return waited if ceiling(facts.wall_ns, waited) >= facts.thresholds.raise_ceiling else 0
+
     def _remedies(
         self,
         facts: Facts,
         removable: int,
-        waited: int,
+        waits: tuple[int, int],
         what: tuple[str, str],
         hideable: float,
         halved: float,
@@ -311,14 +391,15 @@ class ExposedCommunication(Rule):
 
         Args:
             removable: nanoseconds of exposed communication, without the waiting.
-            waited: nanoseconds of the waiting, which stays.
+            waits: nanoseconds of the waiting, which stays, and of that for other ranks in one rank's profile.
             what: key of `_BY_FORMAT`.
-            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes save, and
-                that a later micro-batch repeats.
+            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes (or
+                gathering parameters once) save, and that a later micro-batch repeats.
         """
         beside, fewer = _REMEDIES[what[0]]
         fewer = _BY_FORMAT.get(what, fewer)
-        most = max(hideable, halved, sooner)
+        (waited, by_peers), most = waits, max(hideable, halved, sooner)
+        is_waiting = by_peers > most * removable
         needed = facts.unprofiled_host_ns / facts.wall_ns
 
         def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
@@ -327,23 +408,25 @@ class ExposedCommunication(Rule):
             if facts.unprofiled_host_ns > facts.busy_ns - share * removable:
                 text += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
             told = replace(remedy, expected=text)
-            if share == most:
+            if share == most and not is_waiting:
                 return told
             gain = gain_of(facts, int(removable * share), on_gpu=True)
             return bringing(told, Gain(gain, gain, gain), self.model)
 
         is_16_bits = what == ("gradients", "16 bits")
-        less: Remedy | None = replace(fewer, expected="in proportion to the bytes, but each GPU then computes more")
+        effect = "without gathering them again" if what[0] == "parameters" else ""
+        unknown = "in proportion to the bytes, but each GPU then computes more"
+        less: Remedy | None = replace(fewer, expected=effect or unknown)
         if sooner and is_16_bits:
             less = None  # the same as `_ONCE`
         elif halved:
             what_of = "sums" if is_16_bits else "bytes"
-            less = saving(fewer, halved, f"with half of the {what_of}, and in proportion to them")
+            less = saving(fewer, halved, effect or f"with half of the {what_of}, and in proportion to them")
         limited = "limited by the compute that can run beside it, which takes less time"
         hidden = replace(beside, expected=limited)
         if hideable >= self.fewer_bytes:
             hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
-        elif not halved:
+        elif hideable >= halved:
             hidden = saving(beside, hideable, limited)
         look = Remedy(
             "Look for a straggler",
@@ -351,14 +434,18 @@ class ExposedCommunication(Rule):
             "the waiting inside the collectives goes away",
         )
         if waited and what[0] in EXCHANGES:
+            look = replace(look, action="Give every rank the same work between collectives")
+        if by_peers or (waited and what[0] in EXCHANGES):
+            look = replace(look, expected=f"{GAIN}: {look.expected}")
+        if GAIN in look.expected and not is_waiting:
             gain = gain_of(facts, waited, on_gpu=True)
-            same = replace(look, action="Give every rank the same work between collectives")
-            look = bringing(replace(same, expected=f"{GAIN}: {look.expected}"), Gain(gain, gain, gain), self.model)
+            look = bringing(look, Gain(gain, gain, gain), self.model)
         is_less_first = halved > hideable or fewer.action == "Sum in 16 bits"
         return (
+            look if is_waiting else None,
             saving(_ONCE, sooner) if sooner else None,
             *((less, hidden) if is_less_first else (hidden, less)),
-            look,
+            None if is_waiting else look,
         )
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:

@@ -228,6 +228,8 @@ class BlockingCopy(Rule):
         returns = stays and not of_set and self._comes_back(facts, staying)
         at_once = facts.replayed("no-synchronization", calls=pieces) if pieces.any() and not stays else None
         replayed = at_once or self._replayed(facts, staying)
+        if replayed is None and not _computes(facts):
+            replayed = Gain(1.0, 1.0, 1.0)  # nothing hides pinned copies
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
         direction = self._direction(facts)
@@ -242,14 +244,17 @@ class BlockingCopy(Rule):
         )
         overlaps = self._overlaps(facts)
         pinned = _pinned(facts, fetched=fetched, from_pageable=bool(from_pageable))
-        if both:
+        ahead: Remedy | None
+        if not _computes(facts):
+            ahead = None
+        elif both:
             ahead = _both_directions(facts)
         else:
             ahead = _behind(facts) if fetched else _ahead(facts, stays=stays, unpinned=unpinned)
         others = not stays and not link_bound and at_once is None
         if overlaps or not others:
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
-        if not overlaps or not others:
+        if ahead is not None and (not overlaps or not others):
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
         if not link_bound:
             # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
@@ -305,7 +310,8 @@ class BlockingCopy(Rule):
 
     def _other_way(self, facts: Facts, *, fetched: bool, unpinned: bool) -> Remedy | None:
         """The remedy for large copies in the direction that the others do not name, with its replayed gain."""
-        gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched]) if _both_ways(facts) else None
+        hidden = _both_ways(facts) and _computes(facts)
+        gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched]) if hidden else None
         if gain is None or gain.expected < facts.thresholds.raise_ceiling:
             return None
         remedy = _ahead(facts, stays=False, unpinned=unpinned) if fetched else _behind(facts)
@@ -420,8 +426,11 @@ class BlockingCopy(Rule):
     def _copied(self, facts: Facts, change: Change) -> Gain | None:
         """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well.
 
-        Copies of inputs and of results are made differently, so only those in one direction are changed.
+        None for copies beside compute, if there is none. Copies of inputs and of results are made differently, so only
+        those in one direction are changed.
         """
+        if change == "overlapped-copies" and not _computes(facts):
+            return None
         freeing: tuple[Change, ...] = ("no-host-stall",) if self._frees_memory(facts) else ()
         direction = None if self._staying(facts).any() else self._direction(facts)
         return facts.replayed(change, *freeing, direction=direction)
@@ -459,6 +468,8 @@ class BlockingCopy(Rule):
 
     def _overlaps(self, facts: Facts) -> bool:
         """Whether copies on a separate stream gain clearly more than pinned ones."""
+        if not _computes(facts):
+            return False
         if _both_ways(facts):
             pinned, overlapped = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
             pinned_gain = 1.0 if pinned is None else pinned.expected
@@ -513,6 +524,12 @@ _FEWER_RESULTS: Final = (
     "# classes instead of scores (scores.argmax(-1)), 8 or 16 bits instead of 32, only what is read there\n"
     "# metrics and averages are worked out on the GPU"
 )
+
+
+@once
+def _computes(facts: Facts) -> bool:
+    """Whether there is work that can hide copies."""
+    return bool((~facts.work["kind"].is_in(["copy", "memset"])).any())
 
 
 @once

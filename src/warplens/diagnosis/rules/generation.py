@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -26,6 +27,13 @@ _GROWING_SHARE: Final = 0.6
 #: Largest deviation from the mean growth, as a share of it; at least one block, for rounding up. Image decoders double
 #: their sides instead.
 _UNEVEN_SHARE: Final = 0.2
+#: Most tokens that a text grows by from one change of the grids to the next: blocks of several rows grow at each few
+#: tokens only. Sweeps of lengths take larger steps.
+_MOST_TOKENS: Final = 4
+#: Most texts of a batch. Where more rows are added to each pass, it has more inputs or longer ones instead.
+_MOST_TEXTS: Final = 64
+#: A token is sent to the GPU as a number of this size.
+_TOKEN_BYTES: Final = 8
 #: Longer sequences of a step are not searched.
 _MOST_KERNELS: Final = 200_000
 #: Least turns with an encoder pass before each token: fewer grids may grow evenly by chance.
@@ -49,22 +57,40 @@ class Growing:
     growth: float  #: tokens of the last pass over those of the first
 
 
-@once
+class _Passes(NamedTuple):
+    """Passes on evenly growing grids, one after the other."""
+
+    begins: list[int]
+    token_shares: list[float]  #: of the work of each, the amount that the next one has more
+    by_token: bool  #: each has one more token of the same texts, and no input of its own
+
+
 def growing_passes(facts: Facts) -> Growing | None:
-    """Passes that launch the same kernels on evenly growing grids; None without such passes.
+    """Passes that launch the same kernels on grids that grow by a token each; None without such passes.
 
     With a cache, a pass works on one token. Without a cache it works on all tokens, and each grid grows by the work of
     one token from pass to pass.
     """
+    return _growth(facts)[1]
+
+
+def work_grows(facts: Facts) -> bool:
+    """Whether passes launch the same kernels on evenly growing grids, over a longer text or over larger batches."""
+    return _growth(facts)[0]
+
+
+@once
+def _growth(facts: Facts) -> tuple[bool, Growing | None]:
+    """Whether the grids of passes grow evenly, and the passes that grow by a token."""
     if facts.trains:
-        return None
+        return False, None
     program, names = facts.program, facts.program.names()
     steps = list(program.by_step())
     share = np.zeros(facts.work.height)
     counts: list[float] = []
     growths: list[float] = []
     launched: tuple[bytes, ...] = ()
-    passes = None
+    passes, grows = None, False
     # A step may be one token: then the passes are steps, and the whole program is searched.
     for rows in steps if len(steps) < _LEAST_PASSES else [*steps, program.order]:
         if rows is program.order and counts:
@@ -73,8 +99,9 @@ def growing_passes(facts: Facts) -> Growing | None:
         launched = tuple(found.tobytes() for found in (names[rows], program.passes[rows], program.blocks(rows)))
         if launched != before:  # most steps are like the one before
             passes = _growing_passes_in(program, names, rows)
-        if passes is not None:
-            begins, token_shares = passes
+        grows |= passes is not None
+        if passes is not None and passes.by_token:
+            begins, token_shares, _ = passes
             counts.append(len(begins) if rows is not program.order else len(begins) / len(steps))
             growths.append(token_shares[0] / token_shares[-1])
             # The first pass reads the prompt, which a cache needs as well.
@@ -82,11 +109,11 @@ def growing_passes(facts: Facts) -> Growing | None:
                 of_pass = rows[begin:end]
                 least = np.minimum(_OF_A_TOKEN_NS / np.maximum(program.own_ns[of_pass], 1), 1.0)
                 share[of_pass] = np.where(program.is_kernel[of_pass], 1 - np.maximum(token_share, least), 0.0)
-    return Growing(share, float(np.mean(counts)), float(np.median(growths))) if counts else None
+    return grows, Growing(share, float(np.mean(counts)), float(np.median(growths))) if counts else None
 
 
-def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> tuple[list[int], list[float]] | None:
-    """Begin of each such pass among these pieces, and the share of its work for one token; None without passes.
+def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> _Passes | None:
+    """The passes among these pieces whose grids grow evenly, with the places of their begins; None without any.
 
     Args:
         names: `Program.names`.
@@ -103,7 +130,50 @@ def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> tuple[l
     # The repetition may be a layer; all layers of a pass have equal grids.
     firsts = np.flatnonzero(np.r_[True, (grids[1:] != grids[:-1]).any(axis=1)])
     token_shares = _token_shares(grids[firsts]) if len(firsts) >= _LEAST_PASSES else None
-    return None if token_shares is None else (turns[firsts][:, 0].tolist(), token_shares.tolist())
+    if token_shares is None:
+        return None
+    of_passes = rows[turns[firsts]]
+    by_token = not _has_new_inputs(program, of_passes) and _adds_tokens(program, of_passes)
+    return _Passes(turns[firsts][:, 0].tolist(), token_shares.tolist(), by_token)
+
+
+def _has_new_inputs(program: Program, passes: Int64s) -> bool:
+    """Whether the host sends each of these passes, shape (passes, kernels), an input that grows by too much for tokens.
+
+    A loop may send all its tokens again.
+    """
+    copies = program.facts.copies.filter(pl.col("label") == "host-to-device")
+    begins = program.facts.work["start_ns"].to_numpy()[passes[:, 0]]
+    largest = np.zeros(len(begins) + 1, dtype=np.int64)
+    sent_bytes = copies["bytes"].fill_null(0).to_numpy()
+    np.maximum.at(largest, np.searchsorted(begins, copies["start_ns"].to_numpy()), sent_bytes)
+    return bool(np.median(np.diff(largest[1:-1])) > _MOST_TEXTS * _TOKEN_BYTES)
+
+
+def _adds_tokens(program: Program, passes: Int64s) -> bool:
+    """Whether these passes, shape (passes, kernels), may have few more tokens each, rather than other inputs.
+
+    By recorded shapes, the length of a text grows, which is not the first dimension: that is of a batch. Without
+    shapes, a normalization has a block for each token of each text.
+    """
+    growths = len(passes) - 1
+    ends = (program.shapes().gather(passes[place]).to_list() for place in (0, -1))
+    shapes = [(_tensors(first), _tensors(last)) for first, last in zip(*ends, strict=True) if first and last]
+    if shapes:
+        return any(
+            1 <= (longer - shorter) / growths <= _MOST_TOKENS
+            for tensors in shapes
+            for first, last in zip(*tensors, strict=False)
+            for shorter, longer in list(zip(first, last, strict=False))[1:]
+        )
+    norms = passes[:, program.labelled("normalization")[passes[0]]]
+    rows = (program.blocks(norms[-1]) - program.blocks(norms[0])) / growths
+    return not (rows > 0).any() or bool(rows[rows > 0].min() <= _MOST_TEXTS)
+
+
+def _tensors(shapes: str) -> list[list[int]]:
+    """The sizes of each tensor in a text of `Program.shapes`, those of lists included."""
+    return [[int(size) for size in sizes.split(",")] for sizes in re.findall(r"\[(\d[\d, ]*)\]", shapes)]
 
 
 def _token_shares(grids: Float64s) -> Float64s | None:

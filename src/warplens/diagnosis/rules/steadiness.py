@@ -11,7 +11,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
-from warplens.diagnosis.rules.generation import growing_passes
+from warplens.diagnosis.rules.generation import work_grows
 from warplens.diagnosis.structure import StructureRule
 from warplens.profile.schema import Float64s
 
@@ -55,6 +55,11 @@ class SlowingGpu(StructureRule):
     known_share = Limit(
         0.8, "Of the kernels' time in the last steps, in kinds that also ran in the first: a clock changes no grid."
     )
+    level_share = Limit(
+        0.2,
+        "Of what a kind slows by: before and after a clock falls at one moment, times vary by less.",
+    )
+    jump_share = Limit(0.4, "Of the range of the steps' paces: a larger gap parts steps at two clocks, not on a slope.")
 
     def share(self, facts: Facts) -> Float64s:
         """Share of each kernel's time beyond the median of its kind in the first steps."""
@@ -65,19 +70,20 @@ class SlowingGpu(StructureRule):
         frame, lengths = self._frame(facts), self._kinds(facts).select("kind", pl.col("0").alias("first"))
         joined = frame.join(lengths, on="kind", how="left", maintain_order="left")
         excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
-        share[products] = (
-            joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series().to_numpy()
-        )
+        # A clock that falls at one moment may have fallen in the first third.
+        pace = (pl.col("length") / pl.col("first")).median().over("step")
+        counts = (pl.col("third") > 0) | (pace >= (1 + (self._factor(facts) or 1.0)) / 2)
+        share[products] = joined.select(pl.when(counts).then(excess).otherwise(0.0)).to_series().to_numpy()
         return share
 
     def _slows(self, facts: Facts) -> bool:
         """Whether all products slow down alike, in a trend, at work that stays the same."""
         factor = self._factor(facts)
-        # Over a growing text, products on grids of one block per multiprocessor keep their grid and take longer.
+        # On growing inputs, products on grids of one block per multiprocessor keep their grid and take longer.
         return (
             factor is not None
             and factor >= self.least_factor
-            and growing_passes(facts) is None
+            and not work_grows(facts)
             and self._alike(facts, factor)
             and self._same_work(facts)
             and self._chance(facts) <= self.most_chance
@@ -114,7 +120,8 @@ class SlowingGpu(StructureRule):
         of_all = int(self._frame(facts)["length"].sum())
         if int(kinds["time"].sum()) < facts.thresholds.dominant_share * of_all:
             return None  # most products have shapes that come once
-        rising = kinds.filter((pl.col("1") >= pl.col("0")) & (pl.col("2") >= pl.col("1")))
+        slack = self.level_share * (pl.col("2") - pl.col("0")).clip(0)
+        rising = kinds.filter(pl.col("1") + slack >= pl.col("0"), pl.col("2") + slack >= pl.col("1"))
         if rising.height < kinds.height * 0.7:
             return None
         ratio = (kinds["2"] / kinds["0"]).median()
@@ -128,27 +135,37 @@ class SlowingGpu(StructureRule):
         return alike >= self.alike_share * of_all
 
     def _same_work(self, facts: Facts) -> bool:
-        """Whether the kernels of the last third of the steps have names and grids of the first third."""
+        """Whether the kernels of the last third of the steps, and the passes alone, have grids of the first third."""
         program = facts.program
         third = np.clip((program.step - 1) * 3 // facts.steps, 0, 2)
-        first, last = (np.flatnonzero(program.is_kernel & (third == place)) for place in (0, 2))
-        own = program.own_ns[last]
-        known = np.isin(program.launched_as(last), program.launched_as(first))
-        return bool(own[known].sum() >= self.known_share * own.sum())
+        for kernels in (program.is_kernel, program.passes):
+            first, last = (np.flatnonzero(kernels & (third == place)) for place in (0, 2))
+            own = program.own_ns[last]
+            known = np.isin(program.launched_as(last), program.launched_as(first))
+            if own[known].sum() < self.known_share * own.sum():
+                return False
+        return True
 
     @remembered
     def _chance(self, facts: Facts) -> float:
         """The chance of such a trend of the steps' median lengths, each over that of its kind, without a cause.
 
-        One-sided p-value of Kendall's rank correlation between the number of a step and its products' lengths.
+        One-sided p-value of Kendall's rank correlation between the number of a step and its products' lengths; for
+        steps at two clocks, of Mann and Whitney's test that the slow ones come last. The paces alone select the test.
         """
-        from scipy.stats import kendalltau
+        from scipy.stats import kendalltau, mannwhitneyu
 
         kinds = self._kinds(facts)["kind"].implode()
         relative = pl.col("length") / pl.col("length").median().over("kind")
         steps = self._frame(facts).filter(pl.col("kind").is_in(kinds)).with_columns(relative.alias("relative"))
         paces = steps.group_by("step").agg(pl.col("relative").median()).sort("step")
-        return float(kendalltau(paces["step"].to_numpy(), paces["relative"].to_numpy(), alternative="greater").pvalue)
+        number, pace = paces["step"].to_numpy(), paces["relative"].to_numpy()
+        in_order = np.sort(pace)
+        jumps = np.diff(in_order)
+        if len(jumps) and jumps.max() >= self.jump_share * (in_order[-1] - in_order[0]) > 0:
+            slow = pace > in_order[np.argmax(jumps)]
+            return float(mannwhitneyu(number[slow], number[~slow], alternative="greater", method="exact").pvalue)
+        return float(kendalltau(number, pace, alternative="greater").pvalue)
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         # A single kind may have more work, which need not show in its grid.
