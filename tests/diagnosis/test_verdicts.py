@@ -123,6 +123,22 @@ def test_waits_that_find_the_gpu_idle_are_not_what_limits_a_launch_bound_program
     assert sync is None or sync.expected < found.findings[0].expected
 
 
+def test_launches_before_waits_without_which_a_step_takes_as_long_are_launch_bound() -> None:
+    """The wait at the end of the step stays, and without the other one three launches would hide behind 0.6 ms."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, times=200)
+        machine.launch(600 * US)
+        machine.wait(whole_device=True)
+        machine.launch(3 * US, times=3)
+        machine.wait(whole_device=True)
+
+    found = verdict(step)
+    assert found.verdict == "launch-overhead"
+    # A launch every 8 µs is one every 4.6 without nsys, where the GPU's own 3 + 1 µs a kernel are 3.25 in a graph.
+    assert found.findings[0].expected == pytest.approx((200 * 8 * 0.58 + 600) / (200 * 3.25 + 600), rel=0.05)
+
+
 MAXIMUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MaxOps<float>>>(float)"
 
 
