@@ -496,6 +496,23 @@ def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("load_ms", [11, 13, 16])
+def test_a_loader_slower_than_the_gpu_is_no_information_although_gpu_work_hides_most_of_its_time(load_ms: int) -> None:
+    """The host never waits, and loads the next batch while the GPU computes the last one for 10 ms."""
+
+    def step(machine: Machine) -> None:
+        with machine.range("DataLoader.__next__"):
+            machine.think(load_ms * MS)
+        machine.launch(100 * US, times=100)
+
+    found = verdict(step)
+    assert found.verdict == "host-stall"
+    finding = found.findings[0]
+    assert finding.severity == ("warning" if load_ms < 15 else "critical")
+    # Without the load, a step takes the 101 µs of each kernel.
+    assert finding.expected == pytest.approx((load_ms + 100 * 8e-3 * 0.58) / 10.1, rel=0.05)
+
+
 def test_what_is_expected_does_not_jump_with_the_length_of_the_kernels() -> None:
     """From a GPU that waits for the host to one that is far behind it, two per cent at a time."""
     before: dict[str, float] = {}

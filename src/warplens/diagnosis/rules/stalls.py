@@ -369,10 +369,17 @@ class HostStall(Rule):
         return (between & (work["bytes"] >= self.results_bytes)).fill_null(value=False).to_numpy().astype(np.float64)
 
     def _is_hidden(self, facts: Facts, claimed_ns: int) -> bool:
-        """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits."""
+        """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits.
+
+        GPU work hides a part of them already; the profiler does not make that part longer as it does launches.
+        """
         if facts.host.waits >= self.waiting * facts.process_steps:
             return False
-        return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
+        recorded = stays = float(claimed_ns)
+        if (pace := facts.pace) is not None:
+            left = float(pace.usual.stall_ns.sum()) * facts.process_steps / pace.steps
+            recorded, stays = max(left / pace.stalls_left, recorded), max(left, stays)
+        return facts.unprofiled_share * max(facts.host_needed_ns - recorded, 0) + stays < facts.busy_ns
 
     def _is_in_operators(self, facts: Facts, within: pl.Series, spent: pl.Series, apart: float | None) -> bool:
         """Whether the host is inside operators for most of the time of its pauses, and the pauses are not very long.
