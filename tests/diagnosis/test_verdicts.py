@@ -1099,10 +1099,15 @@ def test_a_graph_of_turns_is_as_fast_as_it_gets_unless_kernels_of_few_blocks_tak
         ranges.append(nvtx(begin, now, "step"))
 
     timeline = Timeline(trace(kernels, calls, ranges, devices=[H200]))
-    small = diagnose(timeline, timeline.window()).finding("small-kernels")
+    found = diagnose(timeline, timeline.window())
+    small = found.finding("small-kernels")
 
     assert small is not None
     assert small.severity == severity
+    # They explain nearly all of the time, whatever is known of roofs.
+    assert found.verdict == "small-kernels"
+    assert found.verdict_known
+    assert ("the program may be as good as it gets" in found.headline) == (severity == "info")
 
 
 @pytest.mark.slow  # all programs are judged anew

@@ -123,6 +123,10 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
     return f" It comes before {larger.id} ({gain_text(larger)}): {reason}."
 
 
+#: Behind a gain of more work at a time that is no warning.
+_MAY_BE_WELL: Final = " If there is no more work at a time, the program may be as good as it gets."
+
+
 def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> str:
     """The limit of the window and the gain, in one sentence, which says first if that gain is little."""
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
@@ -134,7 +138,8 @@ def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> s
         text += _difference(facts, verdict, claims, share, behind if behind > share else 0.0)
         if is_little:
             text = f"Little to gain; {text[:1].lower()}{text[1:]}"
-        return f"{text}; {gain_text(verdict)} {verdict.gained}."
+        may_be_well = _MAY_BE_WELL if verdict.is_throughput and verdict.severity == "info" and not is_little else ""
+        return f"{text}; {gain_text(verdict)} {verdict.gained}.{may_be_well}"
     if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
         return text
     if verdict.expected is not None:
@@ -453,11 +458,20 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     roof = by_id.get("tensor-compute")
     if "saturated" in by_id and roof is not None and roof.confidence == "high":
         by_id["saturated"] = roof
+    if "below-roof" in by_id and not is_known(by_id["below-roof"]):
+        by_id["below-roof"] = _too_little_work(facts, claims, found) or by_id["below-roof"]
     for id_ in ("graph-opaque", "padded-work", "saturated", "below-roof"):
         if id_ in by_id:
             return by_id[id_]
     causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
     return max([*causes, rest], key=weight)
+
+
+def _too_little_work(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding | None:
+    """The finding that the step has too little work for the GPU, if that explains most of the time; else None."""
+    least = facts.thresholds.dominant_share * facts.wall_ns
+    small = (each for each in found if each.is_throughput and each.confidence != "low")
+    return max((each for each in small if claims.busy_ns(each.id) > least), key=weight, default=None)
 
 
 def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Finding]) -> Finding:
