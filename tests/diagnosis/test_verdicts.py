@@ -16,6 +16,7 @@ from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, H200, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import OPERATOR_KIND
 from warplens.diagnosis import Diagnosis, Thresholds, diagnose
 from warplens.diagnosis.findings import Remedy, about, percent
 from warplens.diagnosis.rule import in_order
@@ -396,6 +397,29 @@ def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -
     told = first.remedies[0].how
     assert says in told
     assert ("DataLoader(" in told) == (says == "DataLoader(")
+
+
+def test_a_stall_is_named_by_the_thread_that_ends_it_not_by_the_one_that_launches_most() -> None:
+    """The first thread compiles in two steps and sends the input; the second one launches what differentiates."""
+    machine = Machine()
+    for number in range(8):
+        with machine.step():
+            if number in (2, 5):
+                with machine.range("_compile.compile_inner (dynamo_timed)"):
+                    machine.think(80 * MS)
+            machine.copy(20 * US, 1_000_000, pinned=True)
+            machine.launch(20 * US, times=100)
+            first = len(machine.calls)
+            machine.launch(20 * US, times=200)
+            machine.calls[first:] = [{**call, "thread": 2} for call in machine.calls[first:]]
+    machine.ranges = [
+        {**named, "kind": "push-pop" if named["name"] == "step" else OPERATOR_KIND} for named in machine.ranges
+    ]
+
+    stall = judged(machine.trace()).finding("host-stall")
+    assert stall is not None
+    assert stall.title == HostStall.compiling_title
+    assert stall.remedies[0].action == "Compile before the loop"
 
 
 def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() -> None:

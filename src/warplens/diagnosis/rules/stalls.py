@@ -429,7 +429,7 @@ class HostStall(Rule):
         claimed = claims.idle_ns(self.id)
         spent = claims.of_gaps(self.id)
         stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
-        within = _open_ranges(facts, stalls)
+        within = _open_ranges(facts, stalls, np.flatnonzero(spent > 0))
         apart_from_steps = self._apart_from_steps(facts, stalls, claimed)
         starting = apart_from_steps == "once"
         in_steps = bool(claimed) and not apart_from_steps
@@ -466,6 +466,8 @@ class HostStall(Rule):
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
             is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
+        if in_steps and remedies[0].action == _COMPILING.action:
+            title, own_remedy, kept = self.compiling_title, None, self.kept_share
         # Input that is prepared ahead need not be prepared faster.
         ahead = remedies[0].action == _INPUT[0].action
         ordered = (remedies[0], own_remedy, *remedies[1:]) if ahead else (own_remedy, *remedies)
@@ -547,11 +549,20 @@ def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
     return float(inside.sum() / max(1, int((stalls["end_ns"] - stalls["start_ns"]).sum())))
 
 
-def _open_ranges(facts: Facts, stalls: pl.DataFrame) -> pl.Series:
-    """Row of the innermost range that is open on the launching thread in the middle of each stall; null for none."""
-    thread, middle = facts.host.launches.thread, (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
+def _open_ranges(facts: Facts, stalls: pl.DataFrame, pauses: Int64s) -> pl.Series:
+    """Row of the innermost range that is open in the middle of each stall; null for none.
+
+    It is that of the thread that ends the stall with a launch, or of the one that launches most, if that is not known.
+    """
+    middle, busiest = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2, facts.host.launches.thread
     rows = np.full(len(middle), NO_RANGE, dtype=np.int64)
-    if thread is not None and len(middle):
-        process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
-        rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
+    if busiest is not None and len(middle):
+        ended_by = facts.program.gap_next[pauses]
+        work = facts.timeline.work.select("process", "thread")[facts.rows[np.maximum(ended_by, 0)]]
+        known = (ended_by >= 0) & work["thread"].is_not_null().to_numpy()
+        threads = (
+            np.where(known, work[name].fill_null(0).to_numpy(), of_busiest).astype(np.int64)
+            for name, of_busiest in zip(work.columns, busiest, strict=True)
+        )
+        rows, _ = facts.timeline.forest.attribute(*threads, middle)
     return pl.Series("row", rows).to_frame().select(pl.when(pl.col("row") >= 0).then("row")).to_series()
