@@ -87,9 +87,8 @@ def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thre
     best = max(groups, key=lambda change: change.expected, default=None)
     if best is None or best.expected < limits.unsure_warning_ceiling:
         return ""
-    alone = math.prod(
-        change.expected for change in what_if.changes if len(change.findings) == 1 and change.findings[0] in best.findings
-    )
+    singles = (change for change in what_if.changes if len(change.findings) == 1)
+    alone = math.prod(change.expected for change in singles if change.findings[0] in best.findings)
     hidden = "The causes hide each other: without" if best.expected > _EXCEEDS_SHARE * alone else "Without"
     *others, last = (id_ for id_ in best.findings if id_ != verdict.id)
     named = f"{', '.join(others)} and {last}" if others else last
@@ -113,7 +112,7 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
         (cause.needless(verdict), "work that is not needed need not get faster"),
         (larger.is_throughput and not verdict.is_throughput, "that gain needs more work per step"),
         (verdict.id == "host-sync", "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"),
-        (cause.makes_launches(verdict), "without its cause a step launches less, and a CUDA graph may capture it"),
+        (cause.makes_launches(verdict), "a step without it launches less, and a CUDA graph can then capture it"),
         (
             larger.id in ("launch-overhead", "host-stall"),
             "it makes the host late in a way that faster launches do not mend",

@@ -560,9 +560,9 @@ def _open_ranges(facts: Facts, stalls: pl.DataFrame, pauses: Int64s) -> pl.Serie
         ended_by = facts.program.gap_next[pauses]
         work = facts.timeline.work.select("process", "thread")[facts.rows[np.maximum(ended_by, 0)]]
         known = (ended_by >= 0) & work["thread"].is_not_null().to_numpy()
-        threads = (
+        process, thread = (
             np.where(known, work[name].fill_null(0).to_numpy(), of_busiest).astype(np.int64)
             for name, of_busiest in zip(work.columns, busiest, strict=True)
         )
-        rows, _ = facts.timeline.forest.attribute(*threads, middle)
+        rows, _ = facts.timeline.forest.attribute(process, thread, middle)
     return pl.Series("row", rows).to_frame().select(pl.when(pl.col("row") >= 0).then("row")).to_series()
