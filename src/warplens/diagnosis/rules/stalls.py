@@ -552,17 +552,20 @@ def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
 def _open_ranges(facts: Facts, stalls: pl.DataFrame, pauses: Int64s) -> pl.Series:
     """Row of the innermost range that is open in the middle of each stall; null for none.
 
-    It is that of the thread that ends the stall with a launch, or of the one that launches most, if that is not known.
+    It is that of the thread that launches most. If that has none of its own, a range of the thread that ends the stall
+    with a launch comes before one that lends it a range, unless it is a plain operator.
     """
     middle, busiest = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2, facts.host.launches.thread
     rows = np.full(len(middle), NO_RANGE, dtype=np.int64)
     if busiest is not None and len(middle):
-        ended_by = facts.program.gap_next[pauses]
+        forest, ended_by = facts.timeline.forest, facts.program.gap_next[pauses]
+        process, thread = (np.full(len(middle), part, dtype=np.int64) for part in busiest)
+        rows, inferred = forest.attribute(process, thread, middle)
         work = facts.timeline.work.select("process", "thread")[facts.rows[np.maximum(ended_by, 0)]]
-        known = (ended_by >= 0) & work["thread"].is_not_null().to_numpy()
-        process, thread = (
-            np.where(known, work[name].fill_null(0).to_numpy(), of_busiest).astype(np.int64)
-            for name, of_busiest in zip(work.columns, busiest, strict=True)
-        )
-        rows, _ = facts.timeline.forest.attribute(process, thread, middle)
+        process, thread = (work[name].fill_null(-1).to_numpy().astype(np.int64) for name in work.columns)
+        own = forest.open_on(process, thread, middle)
+        at = np.flatnonzero((inferred | (rows == NO_RANGE)) & (own != NO_RANGE) & (ended_by >= 0))
+        names = facts.timeline.trace.ranges["name"].gather(own[at]).cast(pl.String)
+        at = at[[not _is_plain_operator(name) for name in names]]
+        rows[at] = own[at]
     return pl.Series("row", rows).to_frame().select(pl.when(pl.col("row") >= 0).then("row")).to_series()
