@@ -193,6 +193,9 @@ def _rounding(factor: float) -> float:
 
 
 _DESCRIBES: Final = frozenset(rule.id for rule in RULES if rule.describes)
+_TOGETHER: Final = re.compile(
+    r" (?:The causes hide each other: w|W)ithout (?P<others>[\w, -]+) as well, it is about [\d.]+× as fast\."
+)
 _FACTOR: Final = re.compile(r"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)×")
 _SHARE: Final = re.compile(r"([−-]?<?\d[\d,]*(?:\.\d+)?) %")
 
@@ -340,7 +343,13 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
         return
     first, verdict = findings[0], diagnosis["verdict"]
     reading.expect(verdict == first["id"], "the first finding is the verdict", "headline", verdict, first["id"])
-    # A second sentence may tell the larger gain of another finding.
+    # Other sentences may tell what remedies bring together, and the larger gain of another finding.
+    if (together := _TOGETHER.search(headline)) is not None:
+        headline, ids = headline.replace(together[0], ""), {verdict, *re.split(", | and ", together["others"])}
+        changes = (diagnosis["what_if"] or {"changes": []})["changes"]
+        known = [change["expected"] for change in changes if {*change["findings"]} == ids]
+        fits = any(abs(factor - number) <= _rounding(factor) for factor in _factors(together[0]) for number in known)
+        reading.expect(fits, "the headline has the gain of these remedies together", "headline", together[0], known)
     limit, _, before = headline.partition(" It comes before ")
     named = next((finding for finding in findings if before.startswith(f"{finding['id']} (")), first)
     for text, finding, whose in ((limit, first, "first"), (before, named, "named")):

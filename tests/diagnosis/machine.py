@@ -90,9 +90,10 @@ class Machine:
             self.host = max(self.host, end)
             self.calls[-1] = {**self.calls[-1], "end_ns": self.host}
 
-    def wait(self) -> None:
-        """`cudaStreamSynchronize`: until the GPU has done all."""
-        self._hold("cudaStreamSynchronize", max(self.gpu + 2 * US - self.host, 3 * US))
+    def wait(self, *, whole_device: bool = False) -> None:
+        """`cudaStreamSynchronize`, or `cudaDeviceSynchronize`: until the GPU has done all."""
+        name = "cudaDeviceSynchronize" if whole_device else "cudaStreamSynchronize"
+        self._hold(name, max(self.gpu + 2 * US - self.host, 3 * US))
 
     def item(self) -> None:
         """`tensor.item()`: four bytes to pageable memory, and a wait."""

@@ -16,6 +16,7 @@ from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, H200, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import OPERATOR_KIND
 from warplens.diagnosis import Diagnosis, Thresholds, diagnose
 from warplens.diagnosis.findings import Remedy, about, percent
 from warplens.diagnosis.rule import in_order
@@ -121,6 +122,22 @@ def test_waits_that_find_the_gpu_idle_are_not_what_limits_a_launch_bound_program
     assert found.verdict == "launch-overhead"
     sync = found.finding("host-sync")
     assert sync is None or sync.expected < found.findings[0].expected
+
+
+def test_launches_before_waits_without_which_a_step_takes_as_long_are_launch_bound() -> None:
+    """The wait at the end of the step stays, and without the other one three launches would hide behind 0.6 ms."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, times=200)
+        machine.launch(600 * US)
+        machine.wait(whole_device=True)
+        machine.launch(3 * US, times=3)
+        machine.wait(whole_device=True)
+
+    found = verdict(step)
+    assert found.verdict == "launch-overhead"
+    # A launch every 8 µs is one every 4.6 without nsys, where the GPU's own 3 + 1 µs a kernel are 3.25 in a graph.
+    assert found.findings[0].expected == pytest.approx((200 * 8 * 0.58 + 600) / (200 * 3.25 + 600), rel=0.05)
 
 
 MAXIMUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MaxOps<float>>>(float)"
@@ -382,6 +399,29 @@ def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -
     assert ("DataLoader(" in told) == (says == "DataLoader(")
 
 
+def test_a_stall_is_named_by_the_thread_that_ends_it_not_by_the_one_that_launches_most() -> None:
+    """The first thread compiles in two steps and sends the input; the second one launches what differentiates."""
+    machine = Machine()
+    for number in range(8):
+        with machine.step():
+            if number in (2, 5):
+                with machine.range("_compile.compile_inner (dynamo_timed)"):
+                    machine.think(80 * MS)
+            machine.copy(20 * US, 1_000_000, pinned=True)
+            machine.launch(20 * US, times=100)
+            first = len(machine.calls)
+            machine.launch(20 * US, times=200)
+            machine.calls[first:] = [{**call, "thread": 2} for call in machine.calls[first:]]
+    machine.ranges = [
+        {**named, "kind": "push-pop" if named["name"] == "step" else OPERATOR_KIND} for named in machine.ranges
+    ]
+
+    stall = judged(machine.trace()).finding("host-stall")
+    assert stall is not None
+    assert stall.title == HostStall.compiling_title
+    assert stall.remedies[0].action == "Compile before the loop"
+
+
 def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() -> None:
     # Something in the step, outside of any other range, stops the host for long; so does the optimizer, for a little.
     def step(machine: Machine) -> None:
@@ -480,6 +520,23 @@ def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("load_ms", [11, 13, 16])
+def test_a_loader_slower_than_the_gpu_is_no_information_although_gpu_work_hides_most_of_its_time(load_ms: int) -> None:
+    """The host never waits, and loads the next batch while the GPU computes the last one for 10 ms."""
+
+    def step(machine: Machine) -> None:
+        with machine.range("DataLoader.__next__"):
+            machine.think(load_ms * MS)
+        machine.launch(100 * US, times=100)
+
+    found = verdict(step)
+    assert found.verdict == "host-stall"
+    finding = found.findings[0]
+    assert finding.severity == ("warning" if load_ms < 15 else "critical")
+    # Without the load, a step takes the 101 µs of each kernel.
+    assert finding.expected == pytest.approx((load_ms + 100 * 8e-3 * 0.58) / 10.1, rel=0.05)
+
+
 def test_what_is_expected_does_not_jump_with_the_length_of_the_kernels() -> None:
     """From a GPU that waits for the host to one that is far behind it, two per cent at a time."""
     before: dict[str, float] = {}
@@ -1116,10 +1173,15 @@ def test_a_graph_of_turns_is_as_fast_as_it_gets_unless_kernels_of_few_blocks_tak
         ranges.append(nvtx(begin, now, "step"))
 
     timeline = Timeline(trace(kernels, calls, ranges, devices=[H200]))
-    small = diagnose(timeline, timeline.window()).finding("small-kernels")
+    found = diagnose(timeline, timeline.window())
+    small = found.finding("small-kernels")
 
     assert small is not None
     assert small.severity == severity
+    # They explain nearly all of the time, whatever is known of roofs.
+    assert found.verdict == "small-kernels"
+    assert found.verdict_known
+    assert ("the program may be as good as it gets" in found.headline) == (severity == "info")
 
 
 @pytest.mark.slow  # all programs are judged anew

@@ -233,11 +233,21 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dic
     return {name: launch.times(part * time / total) for name, time in left.items() if time}
 
 
+def _waits_delay(facts: Facts) -> bool:
+    """Whether steps without these waits are shorter, as far as a replay can tell.
+
+    They are not where a wait for the GPU at the end of each marked step stays, or where the host is too slow to get
+    ahead: then its launch rate makes the pauses.
+    """
+    gain = facts.replayed("no-synchronization")
+    return gain is None or facts.waits_crowded or gain.expected >= facts.thresholds.raise_ceiling
+
+
 def _blocked_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
     """Host time by cause in which it could not issue work, for causes that occur inside the steps."""
     host, limits = facts.host, facts.thresholds
     blocked = {"host-stall": own_ns["host-stall"]}
-    if facts.waits_inside:
+    if facts.waits_inside and _waits_delay(facts):
         blocked["host-sync"] = host.blocked_ns + host.waited_ns
     if host.allocations >= limits.allocations_per_step * facts.process_steps:
         blocked["allocator-churn"] = host.allocation_ns

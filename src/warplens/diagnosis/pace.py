@@ -107,7 +107,7 @@ class Pace:
         stalls = _unprofiled_stalls(timeline, recorded, share)
         usual, slow, fast = (paced(recorded, min(each, 1.0), stalls) for each in (share.usual, most, least))
         devices, steps = timeline.trace.capture.devices, max(window.step_count, 1)
-        left = float(stalls @ recorded.stall_ns) / max(int(recorded.stall_ns.sum()), 1) if stalls.any() else 1.0
+        left = float(stalls @ recorded.stall_ns) / recorded.stall_ns.sum() if recorded.stall_ns.any() else 1.0
         return cls(usual, slow, fast, devices, steps, min(left, 1.0))
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:

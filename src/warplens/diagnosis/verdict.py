@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,7 +44,7 @@ from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
-from warplens.diagnosis.whatif import what_ifs
+from warplens.diagnosis.whatif import WhatIfs, what_ifs
 from warplens.profile import Note
 from warplens.profile.counters import KernelCounters
 
@@ -55,15 +56,49 @@ _BELOW_ROOF: Final = BelowRoof()
 # --- The headline ----------------------------------------------------------------------------------------------------
 
 
-def headline(facts: Facts, verdict: Finding, claims: Claims, others: Sequence[Finding] = ()) -> str:
+def headline(
+    facts: Facts,
+    verdict: Finding,
+    claims: Claims,
+    others: Sequence[Finding] = (),
+    what_if: WhatIfs | None = None,
+) -> str:
     """The limit of the window and the gain, in one sentence.
 
-    Others say why it precedes a larger gain. What interrupts the steady steps, and is left out, is told as well.
+    Others say why it precedes a larger gain. What several small gains bring together is told, and what interrupts the
+    steady steps, and is left out.
     """
     steps = facts.timeline.steps
     left_out = (steps.interruptions, *steps.pauses) if facts.window.kind == "steady" else ()
     told = (part.told for part in left_out if part is not None)
-    return " ".join([_limit(facts, verdict, claims) + _precedes(verdict, others), *told])
+    together = small_gains_together(verdict, what_if, facts.thresholds)
+    is_little = not together and _is_little(verdict, facts.thresholds)
+    return " ".join([_limit(facts, verdict, claims, is_little) + _precedes(verdict, others) + together, *told])
+
+
+def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds = DEFAULTS) -> str:
+    """What remedies bring together, if that is much and the first one alone gains little; with a space before it.
+
+    Causes may hide each other: a host that is as slow as the GPU's work gains nothing by less of either.
+    """
+    if verdict.expected is None or verdict.expected >= limits.warning_ceiling or what_if is None:
+        return ""
+    groups = (change for change in what_if.changes if len(change.findings) > 1 and verdict.id in change.findings)
+    best = max(groups, key=lambda change: change.expected, default=None)
+    if best is None or best.expected < limits.unsure_warning_ceiling:
+        return ""
+    singles = (change for change in what_if.changes if len(change.findings) == 1)
+    alone = math.prod(change.expected for change in singles if change.findings[0] in best.findings)
+    hidden = "The causes hide each other: without" if best.expected > _EXCEEDS_SHARE * alone else "Without"
+    *others, last = (id_ for id_ in best.findings if id_ != verdict.id)
+    named = f"{', '.join(others)} and {last}" if others else last
+    return f" {hidden} {named} as well, it is {about(best.expected)} as fast."
+
+
+def _is_little(verdict: Finding, limits: Thresholds) -> bool:
+    """Whether the first remedy gains little, and surely not much."""
+    _, most = verdict.expected_interval or (1.0, weight(verdict))
+    return verdict.severity == "info" and weight(verdict) < limits.warning_ceiling and most < limits.critical_ceiling
 
 
 def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
@@ -77,7 +112,7 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
         (cause.needless(verdict), "work that is not needed need not get faster"),
         (larger.is_throughput and not verdict.is_throughput, "that gain needs more work per step"),
         (verdict.id == "host-sync", "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"),
-        (cause.makes_launches(verdict), "without its cause a step launches less, and a CUDA graph may capture it"),
+        (cause.makes_launches(verdict), "a step without it launches less, and a CUDA graph can then capture it"),
         (
             larger.id in ("launch-overhead", "host-stall"),
             "it makes the host late in a way that faster launches do not mend",
@@ -87,8 +122,12 @@ def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
     return f" It comes before {larger.id} ({gain_text(larger)}): {reason}."
 
 
-def _limit(facts: Facts, verdict: Finding, claims: Claims) -> str:
-    """The limit of the window and the gain, in one sentence."""
+#: Behind a gain of more work at a time that is no warning.
+_MAY_BE_WELL: Final = " If there is no more work at a time, the program may be as good as it gets."
+
+
+def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> str:
+    """The limit of the window and the gain, in one sentence, which says first if that gain is little."""
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         text = template.format(share=percent(share))
@@ -96,9 +135,10 @@ def _limit(facts: Facts, verdict: Finding, claims: Claims) -> str:
         if behind > share:  # the share that the profile shows would not explain the gain
             text += f", and by a model another {percent(behind)} in launches that it delays"
         text += _difference(facts, verdict, claims, share, behind if behind > share else 0.0)
-        if verdict.severity == "info" and weight(verdict) < facts.thresholds.warning_ceiling:
+        if is_little:
             text = f"Little to gain; {text[:1].lower()}{text[1:]}"
-        return f"{text}; {gain_text(verdict)} {verdict.gained}."
+        may_be_well = _MAY_BE_WELL if verdict.is_throughput and verdict.severity == "info" and not is_little else ""
+        return f"{text}; {gain_text(verdict)} {verdict.gained}.{may_be_well}"
     if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
         return text
     if verdict.expected is not None:
@@ -294,16 +334,17 @@ def diagnose(
         combined = aside.submit(what_ifs, facts, claims, with_cost, together)
         ranked = tuple(located(facts, claims.of(finding.id), finding) for finding in ranked)
         moments = () if decides else worst_moments(facts, claims, ranked)
+    what_if = combined.result()
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, verdict, of_verdict, ranked[1:]),
+        headline=headline(facts, verdict, of_verdict, ranked[1:], what_if),
         findings=ranked,
         per_phase=(),
         predictions=() if decides else modelled,
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
         moments=moments,
-        what_if=combined.result(),
+        what_if=what_if,
         headline_share=headline_share(facts, verdict, of_verdict),
         unprofiled_share=unprofiled_share(facts, verdict, of_verdict),
         without_profiler=facts.unprofiled_step if facts.window.steps and not decides else None,
@@ -416,11 +457,20 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     roof = by_id.get("tensor-compute")
     if "saturated" in by_id and roof is not None and roof.confidence == "high":
         by_id["saturated"] = roof
+    if "below-roof" in by_id and not is_known(by_id["below-roof"]):
+        by_id["below-roof"] = _too_little_work(facts, claims, found) or by_id["below-roof"]
     for id_ in ("graph-opaque", "padded-work", "saturated", "below-roof"):
         if id_ in by_id:
             return by_id[id_]
     causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
     return max([*causes, rest], key=weight)
+
+
+def _too_little_work(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding | None:
+    """The finding that the step has too little work for the GPU, if that explains most of the time; else None."""
+    least = facts.thresholds.dominant_share * facts.wall_ns
+    small = (each for each in found if each.is_throughput and each.confidence != "low")
+    return max((each for each in small if claims.busy_ns(each.id) > least), key=weight, default=None)
 
 
 def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Finding]) -> Finding:

@@ -15,7 +15,7 @@ from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.results import PaddedWork
 from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, headroom_words, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
-from warplens.diagnosis.verdict import gain_text, is_of_profiler
+from warplens.diagnosis.verdict import gain_text, is_of_profiler, small_gains_together
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
@@ -158,9 +158,12 @@ def ways(how: str) -> tuple[str, ...]:
 
 
 def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
-    """The limiter of the program as a sentence: the headline without the gain, and what it says of other ranks."""
+    """The limiter of the program as a sentence: the headline without gains, and what it says of other ranks."""
     first = diagnosis.findings[0]
-    return fmt.sentence(diagnosis.headline.replace(f"; {gain_text(first)} {first.gained}.", ".", 1))
+    told = diagnosis.headline.replace(f"; {gain_text(first)} {first.gained}.", ".", 1)
+    if isinstance(diagnosis, Diagnosis):
+        told = told.replace(small_gains_together(first, diagnosis.what_if), "", 1)  # `_together` tells it
+    return fmt.sentence(told)
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:

@@ -224,7 +224,7 @@ class LaunchOverhead(Rule):
     model = "host"
     question = "Does the GPU wait for work that the host is still issuing?"
     limiter = "the host cannot issue work as fast as the GPU finishes it"
-    cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
+    cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, is launched too late"
     raised_when = "it costs 2 %. Informational where the host is well ahead of the GPU without the profiler"
     claimed = (
         "idle time while the host was between or inside launching calls, including the GPU's own latency. A warning "
@@ -232,7 +232,7 @@ class LaunchOverhead(Rule):
     )
     headline = (
         "Limited by the host's launch rate: for {share} of the time the GPU had no work, because the next kernel "
-        "was not launched yet"
+        "was launched too late"
     )
     title = "The GPU waits because the host cannot issue work as fast as the GPU finishes it"
     evidence: ClassVar = {

@@ -369,10 +369,17 @@ class HostStall(Rule):
         return (between & (work["bytes"] >= self.results_bytes)).fill_null(value=False).to_numpy().astype(np.float64)
 
     def _is_hidden(self, facts: Facts, claimed_ns: int) -> bool:
-        """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits."""
+        """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits.
+
+        GPU work hides a part of them already; the profiler does not make that part longer as it does launches.
+        """
         if facts.host.waits >= self.waiting * facts.process_steps:
             return False
-        return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
+        recorded = stays = float(claimed_ns)
+        if (pace := facts.pace) is not None:
+            left = float(pace.usual.stall_ns.sum()) * facts.process_steps / pace.steps
+            recorded, stays = max(left / pace.stalls_left, recorded), max(left, stays)
+        return facts.unprofiled_share * max(facts.host_needed_ns - recorded, 0) + stays < facts.busy_ns
 
     def _is_in_operators(self, facts: Facts, within: pl.Series, spent: pl.Series, apart: float | None) -> bool:
         """Whether the host is inside operators for most of the time of its pauses, and the pauses are not very long.
@@ -422,7 +429,7 @@ class HostStall(Rule):
         claimed = claims.idle_ns(self.id)
         spent = claims.of_gaps(self.id)
         stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
-        within = _open_ranges(facts, stalls)
+        within = _open_ranges(facts, stalls, np.flatnonzero(spent > 0))
         apart_from_steps = self._apart_from_steps(facts, stalls, claimed)
         starting = apart_from_steps == "once"
         in_steps = bool(claimed) and not apart_from_steps
@@ -459,6 +466,8 @@ class HostStall(Rule):
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
             is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
+        if in_steps and remedies[0].action == _COMPILING.action:
+            title, own_remedy, kept = self.compiling_title, None, self.kept_share
         # Input that is prepared ahead need not be prepared faster.
         ahead = remedies[0].action == _INPUT[0].action
         ordered = (remedies[0], own_remedy, *remedies[1:]) if ahead else (own_remedy, *remedies)
@@ -540,11 +549,23 @@ def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
     return float(inside.sum() / max(1, int((stalls["end_ns"] - stalls["start_ns"]).sum())))
 
 
-def _open_ranges(facts: Facts, stalls: pl.DataFrame) -> pl.Series:
-    """Row of the innermost range that is open on the launching thread in the middle of each stall; null for none."""
-    thread, middle = facts.host.launches.thread, (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
+def _open_ranges(facts: Facts, stalls: pl.DataFrame, pauses: Int64s) -> pl.Series:
+    """Row of the innermost range that is open in the middle of each stall; null for none.
+
+    It is that of the thread that launches most. If that has none of its own, a range of the thread that ends the stall
+    with a launch comes before one that lends it a range, unless it is a plain operator.
+    """
+    middle, busiest = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2, facts.host.launches.thread
     rows = np.full(len(middle), NO_RANGE, dtype=np.int64)
-    if thread is not None and len(middle):
-        process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
-        rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
+    if busiest is not None and len(middle):
+        forest, ended_by = facts.timeline.forest, facts.program.gap_next[pauses]
+        process, thread = (np.full(len(middle), part, dtype=np.int64) for part in busiest)
+        rows, inferred = forest.attribute(process, thread, middle)
+        work = facts.timeline.work.select("process", "thread")[facts.rows[np.maximum(ended_by, 0)]]
+        process, thread = (work[name].fill_null(-1).to_numpy().astype(np.int64) for name in work.columns)
+        own = forest.open_on(process, thread, middle)
+        at = np.flatnonzero((inferred | (rows == NO_RANGE)) & (own != NO_RANGE) & (ended_by >= 0))
+        names = facts.timeline.trace.ranges["name"].gather(own[at]).cast(pl.String)
+        at = at[[not _is_plain_operator(name) for name in names]]
+        rows[at] = own[at]
     return pl.Series("row", rows).to_frame().select(pl.when(pl.col("row") >= 0).then("row")).to_series()

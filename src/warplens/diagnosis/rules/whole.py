@@ -10,12 +10,13 @@ import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.prediction import CHANGES
 from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of, predicted
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.patterns import lazy_pattern
 from warplens.profile import NoteLevel
@@ -212,12 +213,14 @@ class IncompleteProfile(Rule):
         idle = unexplained_idle_ns(facts, claims)
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
+        shortened = predicted(facts, *CHANGES) >= facts.thresholds.raise_ceiling
+        why = "no finding explains" if shortened else "no change that can be modelled shortens"
         finding = self.described(
             facts,
             title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
             f"{_NOT_THE_HOST[worst]}"
             if facts.idle(worst)
-            else "The GPU is idle while the host is busy, and no change that can be modelled shortens these pauses",
+            else f"The GPU is idle while the host is busy, and {why} these pauses",
             confidence="low",
             gain=ceiling(facts.wall_ns, idle),
             evidence={"unexplained_idle_ns": idle, **share},
