@@ -174,6 +174,26 @@ def test_conversions_around_convolutions_are_a_matter_of_memory_format() -> None
     assert found.findings[0].evidence["conversions_per_step"] == 8
 
 
+@pytest.mark.parametrize(("second", "raised"), [(FULL_GRID, True), ((2112, 1, 1), False)])
+def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
+    second: tuple[int, int, int], raised: bool
+) -> None:
+    """Two equal copies before a convolution in channels last; those of other sizes copy other tensors."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(80 * US, DIRECT_COPY)
+            machine.launch(70 * US, DIRECT_COPY, grid=second)
+            machine.launch(100 * US, CONVOLUTION)
+
+    finding = verdict(step).finding("memory-format")
+    assert (finding is not None) == raised
+    if finding is not None:
+        assert finding.evidence["conversions_per_step"] == 16
+        assert finding.expected == pytest.approx(250 / 100, rel=0.05)
+        assert "channels_last)" not in finding.remedies[0].how, "the model is in channels last already"
+
+
 @pytest.mark.parametrize(
     ("sides", "what", "remedy"),
     [
@@ -1194,7 +1214,7 @@ def _picking(work: list[tuple[str, object, str, int]], types: str | None = None)
 
 
 READBACK = "device-to-host"
-CONVOLUTION = "void cudnn::cnn::conv2d_grouped_direct_kernel<false>(int)"
+GROUPED_CONVOLUTION = "void cudnn::cnn::conv2d_grouped_direct_kernel<false>(int)"
 SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
 ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 #: 8,192 rows of 256 numbers, 16 rows picked for each of them.
@@ -1226,7 +1246,7 @@ SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
             ],
             False,
         ),
-        ([("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], CONVOLUTION, 100), PICKED, OF_PICKED, SUMMED], False),
+        ([("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], GROUPED_CONVOLUTION, 100), PICKED, OF_PICKED, SUMMED], False),
         # Columns of a square table.
         ([("aten::index_select", [[256, 256], [], [131_072]], ROWS_PICKED, 300), OF_PICKED, SUMMED], False),
         # Much wider results take longer to pick than their products take.
@@ -1635,7 +1655,7 @@ def test_a_loop_of_few_kernels_gains_the_same_however_many_make_a_turn() -> None
 def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
     """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""
     picture, patches = [1, 3, 1024, 1024], [768, 3, 16, 16]
-    work = [("aten::cudnn_convolution", [picture, patches], CONVOLUTION)]
+    work = [("aten::cudnn_convolution", [picture, patches], GROUPED_CONVOLUTION)]
     for _ in range(4):
         work.append(("aten::native_layer_norm", [[1, 4096, 768]], LAYER_NORM))
         work.append(("aten::addmm", [[4096, 768], [768, 768]], BF16_GEMM))
@@ -2105,7 +2125,7 @@ Pass = tuple[str, int]
 def test_norms_of_inference_are_part_of_the_convolutions_before_them(norm: str, trains: bool) -> None:
     def step(machine: Machine) -> None:
         for _ in range(8):
-            machine.launch(200 * US, CONVOLUTION)
+            machine.launch(200 * US, GROUPED_CONVOLUTION)
             if trains:  # its statistics change
                 machine.launch(50 * US, BATCH_NORM)
             machine.launch(100 * US, norm)
@@ -2121,7 +2141,7 @@ def test_norms_of_inference_are_part_of_the_convolutions_before_them(norm: str, 
 
 
 def layer(convolution: int, norm: int) -> tuple[Pass, Pass]:
-    return (CONVOLUTION, convolution), (EVAL_NORM, norm)
+    return (GROUPED_CONVOLUTION, convolution), (EVAL_NORM, norm)
 
 
 @pytest.mark.parametrize(
@@ -2157,7 +2177,7 @@ def test_only_the_norms_of_layers_in_sequence_are_folded(block: tuple[Pass, ...]
 def test_a_norm_after_a_short_activation_is_not_folded() -> None:
     def step(machine: Machine) -> None:
         for _ in range(12):
-            for name, length in ((CONVOLUTION, 60), (RELU, 8), (EVAL_NORM, 20)):
+            for name, length in ((GROUPED_CONVOLUTION, 60), (RELU, 8), (EVAL_NORM, 20)):
                 machine.launch(length * US, name)
 
     finding = verdict(step).finding("unfused-chain")
@@ -2184,7 +2204,7 @@ def test_branches_are_merged_if_shapes_tell_that_they_are(
     weights = ([128, 128, size, size] for size in sizes)
     norm: Told = ("aten::cudnn_batch_norm", [MAPS, [128], [128]], EVAL_NORM, 100)
     convolutions = [
-        ("aten::cudnn_convolution", [maps, weight], CONVOLUTION, length)
+        ("aten::cudnn_convolution", [maps, weight], GROUPED_CONVOLUTION, length)
         for maps, weight, length in zip(inputs, weights, (900, 300), strict=True)
     ]
     addition: Told = ("aten::add", [MAPS, MAPS, []], ADD, 50)
