@@ -30,13 +30,16 @@ def found(
     optimizes: bool = True,
     collective: str = "",
     added: Sequence[int] = (),
+    frozen: int = 0,
+    read: str = "",
 ) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
     turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
 
     With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded. `by_hand` are an
     operator outside of the optimizer, and the sizes of its tensors. A `collective` runs behind each backward pass.
-    Gradients of the size `added` are added to those of the last pass.
+    Gradients of the size `added` are added to those of the last pass. Before the last gradient, the pass goes through
+    so many `frozen` layers; the operator `read` takes that gradient after the pass.
     """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
@@ -56,7 +59,9 @@ def found(
             ranges.append(operator(now, now + 3 * US, "aten::linear", shapes="[[8, 64]]"))
             run(FORWARD)
             now += 2 * US
-            for before, shape in zip([[], *handed], handed, strict=False):
+            for place, (before, shape) in enumerate(zip([[], *handed], handed, strict=False), 1):
+                for _ in range(frozen if place == len(handed) else 0):
+                    run(BACKWARD, AUTOGRAD_THREAD)
                 if len(before) != 1:  # a weight comes from the products of its bias, which is handed over first
                     run(BACKWARD, AUTOGRAD_THREAD)
                 name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
@@ -66,6 +71,9 @@ def found(
                 now += 2 * US
             if collective:
                 run(20 * US, AUTOGRAD_THREAD, name=collective)
+        if read:
+            ranges.append(operator(now, now + US, read, shapes=json.dumps([handed[-1]])))
+            now += 2 * US
         if by_hand is not None:
             ranges.append(operator(now, now + US, by_hand[0], shapes=json.dumps([by_hand[1], by_hand[1], []])))
             now += 2 * US
@@ -124,6 +132,19 @@ def test_a_single_gradient_that_nobody_clears_is_not_that_of_an_input() -> None:
     assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.02)
     # The last layer that is trained may compute the gradient of its input for it.
     assert finding.bound == pytest.approx(whole / (whole - 2 * BACKWARD), rel=0.03)
+
+
+def test_a_pass_through_frozen_layers_to_an_input_whose_gradient_nobody_reads_is_needless() -> None:
+    handed = [HEAD] * 14 + [WORDS]
+    finding = found(handed, [HEAD] * 14, frozen=7)
+    assert finding is not None
+    assert "frozen layers" in finding.title
+    whole = FORWARD + 22 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - 8 * BACKWARD), rel=0.05)
+    assert "enable_input_require_grads" in finding.remedies[0].how
+    assert found(handed, handed, frozen=7) is None, "a prompt that learns"
+    assert found(handed, [HEAD] * 14, frozen=7, read="aten::sign") is None, "an attack on the input"
+    assert found(handed, [HEAD] * 14, frozen=1) is None, "the input of a checkpoint"
 
 
 def test_biases_that_are_not_trained_do_not_make_the_products_of_their_layers_needless() -> None:

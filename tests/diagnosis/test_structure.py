@@ -1246,7 +1246,15 @@ SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
             ],
             False,
         ),
-        ([("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], GROUPED_CONVOLUTION, 100), PICKED, OF_PICKED, SUMMED], False),
+        (
+            [
+                ("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], GROUPED_CONVOLUTION, 100),
+                PICKED,
+                OF_PICKED,
+                SUMMED,
+            ],
+            False,
+        ),
         # Columns of a square table.
         ([("aten::index_select", [[256, 256], [], [131_072]], ROWS_PICKED, 300), OF_PICKED, SUMMED], False),
         # Much wider results take longer to pick than their products take.

@@ -18,7 +18,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import Limit, ahead_without, remembered
+from warplens.diagnosis.rule import Limit, ahead_without, first_of, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import StructureRule, backward_work, longest, passes_over_one_graph, time_of
@@ -42,6 +42,7 @@ class Unused:
     numbers_share: float | None  #: their numbers over those of all gradients; None if sizes are not recorded
     inputs: bool = False  #: whether the others are gradients of inputs, which the program reads itself
     beside: Bools | None = None  #: work of the last layer whose gradients are taken: a part of it is for its input
+    below: bool = False  #: whether it is a pass through frozen layers to an input, below the last one that learns
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class _Pass:
     unused: Float64s  #: share of gradients of that size that no optimizer takes
     added: Bools  #: which of them are added to those of the last pass, which nobody cleared
     inputs: bool  #: whether no optimizer runs, and the program reads gradients of its inputs
+    read: bool  #: whether the program computes with the last gradient before its next forward pass
 
 
 _OF_WEIGHTS: Final = (
@@ -75,6 +77,15 @@ _OF_WEIGHTS: Final = (
         "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
         "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
         "the same time, and weights that change",
+    ),
+)
+_OF_FROZEN: Final = (
+    Remedy(
+        "Let no gradient pass below the lowest layer that learns",
+        "# no model.enable_input_require_grads() and no inputs.requires_grad_(): frozen layers need neither\n"
+        "# with checkpoints: use_reentrant=False, which needs no such inputs\n"
+        "with torch.no_grad(): x = frozen_layers(x)  # or x.detach() before the first layer that learns",
+        "the backward pass ends there, and the memory of the activations below goes away",
     ),
 )
 _OF_INPUTS: Final = (
@@ -108,6 +119,7 @@ class UnusedGradients(StructureRule):
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass computes gradients that no optimizer takes"
     inputs_title: ClassVar = "The backward pass computes gradients of all weights, though only those of inputs are read"
+    below_title: ClassVar = "The backward pass goes on through frozen layers, below the last one that learns"
     evidence: ClassVar = {
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
@@ -166,7 +178,8 @@ class UnusedGradients(StructureRule):
         count = sum(len(each.unused) for each in passes)
         # A single large gradient may be that of an input, which checkpoints need. A new input has none to add to.
         never_cleared = sum(int(each.numbers[(each.unused >= 1) & each.added].sum()) for each in passes)
-        if not numbers or (gradients < self.least_share * count and never_cleared < self.least_share * numbers):
+        below = gradients < self.least_share * count and never_cleared < self.least_share * numbers
+        if not numbers or (below and any(each.read for each in passes)):
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
         product = facts.program.products
@@ -189,16 +202,18 @@ class UnusedGradients(StructureRule):
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
                 share[between] = self.product_share * each.unused[place]
             share[inside & (launched >= last)] = 1.0
-        if unused < self.least_share * numbers:
+        if below or unused < self.least_share * numbers:
             # Few numbers may cost much time: the weights of convolutions over large images. Between gradients that are
             # taken, they may be biases, which are handed over right after the products of their layer.
             share[share < 1] = 0
             if share @ facts.program.own_ns < self.least_share * facts.busy_ns:
                 return None
+            if below and (product & (share > 0)).sum() < self.least_products * len(passes):
+                return None
         if not share.any():
             return None
         inputs = any(each.inputs for each in passes)
-        return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1))
+        return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1), below)
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
@@ -334,8 +349,8 @@ class UnusedGradients(StructureRule):
                 "unused_numbers_share": found.numbers_share,
             },
             bound_ns=time_of(facts.program, removable) + facts.own_idle_ns,
-            title=self.inputs_title if found.inputs else "",
-            remedies=_OF_INPUTS if found.inputs else _OF_WEIGHTS,
+            title=first_of((found.inputs, self.inputs_title), (found.below, self.below_title), default=""),
+            remedies=first_of((found.inputs, _OF_INPUTS), (found.below, _OF_FROZEN), default=_OF_WEIGHTS),
         )
 
 
@@ -415,6 +430,7 @@ def _passes(facts: Facts) -> list[_Pass]:
                 unused,
                 added[first:stop],
                 optimizing.is_empty(),
+                _is_read(main, int(ends[stop - 1]), shapes_of_pass[-1]),
             )
         )
     return passes
@@ -462,6 +478,8 @@ _UNREAD: Final = re.compile(
 _BEGINS_FORWARD: Final = re.compile(
     r"aten::(linear|\w*mm|matmul|\w*conv\w*|embedding\w*|\w*norm|scaled_dot_product\w*)$"
 )
+#: The same without norms, which clip gradients as well.
+_MULTIPLIES: Final = r"^aten::(?:linear|\w*mm|matmul|\w*conv\w*|embedding\w*|scaled_dot_product\w*)$"
 #: Most operators from a backward pass to the next forward pass: more are those of an update by hand.
 _MOST_READING: Final = 64
 #: The gradient of an input is among the last that a backward pass hands over.
@@ -487,6 +505,15 @@ def _read_after(main: pl.DataFrame, end: int, handed: Sequence[tuple[int, ...]])
         if not _UNREAD.match(name) and (tensors := tensors_of(text)):
             read |= {max(tensors, key=math.prod)} & inputs
     return read if following.height <= _MOST_READING else set()
+
+
+def _is_read(main: pl.DataFrame, end: int, shape: tuple[int, ...]) -> bool:
+    """Whether the program computes with a tensor of this shape after a backward pass, before its next forward pass."""
+    after = main.filter(pl.col("start_ns") >= end)
+    forward = after.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].min()
+    before = after.filter(pl.col("start_ns") < forward) if forward is not None else after
+    reading = before.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
+    return bool(reading.str.contains(json.dumps(list(shape)), literal=True).any())
 
 
 #: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages
