@@ -174,6 +174,13 @@ def test_conversions_around_convolutions_are_a_matter_of_memory_format() -> None
     assert found.findings[0].evidence["conversions_per_step"] == 8
 
 
+@pytest.mark.parametrize(("sizes", "raised"), [("64x8_64x16_4x1", True), ("128x64_64x8_4x1", False)])
+def test_products_of_few_rows_have_narrow_tiles_and_not_few_stages(sizes: str, raised: bool) -> None:
+    """cuBLAS names the tile of the result, then the depth of a slice and how many are in flight."""
+    found = verdict(lambda machine: machine.launch(40 * US, f"nvjet_sm90_tst_{sizes}_v_bz_TNT", times=40))
+    assert (found.finding("weight-bound") is not None) == raised
+
+
 @pytest.mark.parametrize(("second", "raised"), [(FULL_GRID, True), ((2112, 1, 1), False)])
 def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
     second: tuple[int, int, int], raised: bool

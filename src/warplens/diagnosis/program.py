@@ -112,7 +112,8 @@ MARKS: Final = {
     # Operations of a generated kernel: copies that are no casts (`_to_copy`), and views of fewer numbers.
     "copying": r"^triton_poi_.*(?:(?<!_to)_copy(?:_|\b)|_clone(?:_|\b)|_(?:select|slice)_scatter)",
     "expanding": r"_expand",
-    "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
+    "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|gemmSN|gemmk1"
+    r"|nvjet_(?:[a-z]+\d*_)+(?:\d+x(?:8|16)|(?:8|16)x\d+)_",
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }
 
