@@ -59,8 +59,9 @@ def found(
             ranges.append(operator(now, now + 3 * US, "aten::linear", shapes="[[8, 64]]"))
             run(FORWARD)
             now += 2 * US
-            for place, (before, shape) in enumerate(zip([[], *handed], handed, strict=False), 1):
-                for _ in range(frozen if place == len(handed) else 0):
+            layers = [0] * (len(handed) - 1) + [frozen]
+            for before, shape, below in zip([[], *handed], handed, layers, strict=False):
+                for _ in range(below):
                     run(BACKWARD, AUTOGRAD_THREAD)
                 if len(before) != 1:  # a weight comes from the products of its bias, which is handed over first
                     run(BACKWARD, AUTOGRAD_THREAD)
@@ -71,11 +72,8 @@ def found(
                 now += 2 * US
             if collective:
                 run(20 * US, AUTOGRAD_THREAD, name=collective)
-        if read:
-            ranges.append(operator(now, now + US, read, shapes=json.dumps([handed[-1]])))
-            now += 2 * US
-        if by_hand is not None:
-            ranges.append(operator(now, now + US, by_hand[0], shapes=json.dumps([by_hand[1], by_hand[1], []])))
+        for name, taken_by_hand in filter(None, ((read, [handed[-1]]) if read else None, by_hand)):
+            ranges.append(operator(now, now + US, name, shapes=json.dumps([taken_by_hand, taken_by_hand, []])))
             now += 2 * US
         if optimizes:
             ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))

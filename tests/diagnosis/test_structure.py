@@ -13,7 +13,9 @@ import pytest
 from tests.analysis.builders import call, copy, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
-from tests.diagnosis.programs import judged, verdict
+from tests.diagnosis.programs import judged, record, verdict
+from warplens.analysis.headroom import headrooms
+from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.program import Program
 
@@ -426,8 +428,17 @@ def test_float64_is_a_habit_in_networks_and_a_need_in_solvers(is_network: bool) 
             machine.launch(400 * US, DOUBLE_GEMM)
             machine.launch(20 * US, DOUBLE_NORM if is_network else ADD)
 
-    found = verdict(step).finding("precision")
+    timeline = Timeline(record(step))
+    window = timeline.window()
+    (headroom,) = headrooms(timeline, window)
+    assert (headroom.after("precision") < 0.2 * headroom.after("avoidable")) is is_network
+    diagnosis = diagnose(timeline, window)
+    found = diagnosis.finding("precision")
     assert (found is not None) is is_network
+    if found is not None:
+        assert found.evidence["float64_ns"] == 6 * 8 * 400 * US
+        assert "off_tensor_cores_ns" not in found.evidence, "tensor cores multiply float64 as well"
+        assert "off the tensor cores" not in diagnosis.headline
 
 
 @pytest.mark.parametrize(("compared", "checks"), [(ISNAN, True), (IS_END, False), (ADD, False)])
@@ -1228,6 +1239,28 @@ ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 PICKED = ("aten::gather", [[8192, 256], [], [131_072, 256], [], [131_072, 256]], ROWS_PICKED, 300)
 OF_PICKED = ("aten::addmm", [[256], [131_072, 256], [256, 256], [], []], BF16_GEMM, 500)
 SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
+
+
+@pytest.mark.parametrize(
+    ("reading", "found"),
+    [
+        (("aten::mean", [[8192, 64]], DIRECT_COPY, 5), True),
+        (("aten::_log_softmax", [[8192, 32_000], [], []], LOG_SOFTMAX, 5), False),
+        (("aten::cat", [[[16, 512, 32_000], [16, 512, 32_000]], []], CAT, 5), False),  # in a list of tensors
+        (("aten::copy_ aten::slice", [[16, 512, 32_000], [16, 512, 32_000]], DIRECT_COPY, 5), False),
+    ],
+)
+def test_in_training_a_product_whose_result_nothing_reads_is_needless(
+    reading: tuple[str, object, str, int], found: bool
+) -> None:
+    update = ("aten::_fused_adamw_", [[], [], []], FUSED, 50)
+    hidden, scores = [[8192, 64], [64, 64]], [[8192, 64], [64, 32_000]]
+    work = [("aten::mm", hidden, BF16_GEMM, 700), ("aten::mm", scores, BF16_GEMM, 300), reading, update]
+    finding = _picking(work).finding("unused-results")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert "nothing reads" in finding.title
+        assert finding.expected == pytest.approx(1055 / 755, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,10 @@ class UnusedGradients(StructureRule):
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
         "in a trace with shapes, at least a tenth of the gradients, and of their numbers or (behind the last one that "
-        "is taken) the time, is handed to parameters that the following optimizer passes do not take (or to an input, if "
-        "the program computes nothing with it), or, without an "
-        "optimizer, the program goes on with the gradient of an input alone; without shapes, "
-        "each backward pass adds all its gradients, or those of a part of the network, to those of the last step; and "
-        "it costs 2 %"
+        "is taken) the time, is handed to parameters that the following optimizer passes do not take (or to an input "
+        "with which the program computes nothing), or, without an optimizer, the program goes on with the gradient of "
+        "an input alone; without shapes, each backward pass adds all its gradients, or those of a part of the network, "
+        "to those of the last step; and it costs 2 %"
     )
     claimed = (
         "backward work after the last gradient that is taken; before it, half of the products of the others; if sizes "
