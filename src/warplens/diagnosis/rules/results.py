@@ -63,7 +63,7 @@ class UnusedResults(StructureRule):
         "more of them was read."
     )
     refutations: ClassVar = {
-        unread_title: "Leave out the product (take hidden states from the model without its head): if a result differs, "
+        unread_title: "Leave out the product (take hidden states of a model without its head): if a result differs, "
         "something reads it.",
         unpicked_title: "Pick rows before the passes: if the results differ, more rows were read.",
     }
