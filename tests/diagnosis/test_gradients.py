@@ -252,3 +252,48 @@ def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(
 ) -> None:
     """Nothing reads the gradient of an input: it may be a benchmark, one of several micro-batches, or SGD by hand."""
     assert found([HEAD, BODY, BODY, [7], [9], WORDS], [], optimizes=False, by_hand=by_hand) is None
+
+
+NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int)"
+NORM_BACKWARD = "void at::native::layer_norm_grad_input_kernel_backward<float>(int)"
+SUM_OF_ROWS = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
+PICKED_BACKWARD = "void at::native::embedding_backward_kernel<float>(int)"
+
+
+@pytest.mark.parametrize(
+    ("learning", "frozen", "end", "told"),
+    [
+        (2, (BF16_GEMM, NORM_BACKWARD), (), True),
+        (0, (BF16_GEMM, NORM_BACKWARD), (), False),  # only the input learns
+        (2, (BF16_GEMM, NORM_BACKWARD), (PICKED_BACKWARD,), False),  # a prompt learns
+        (2, (BF16_GEMM, SUM_OF_ROWS, NORM_BACKWARD), (), False),  # biases learn
+        (2, (BF16_GEMM, BF16_GEMM, NORM_BACKWARD), (), False),  # all layers learn
+    ],
+)
+def test_without_shapes_frozen_layers_at_the_end_of_a_backward_pass_have_one_product_for_each_of_the_forward_pass(
+    learning: int, frozen: tuple[str, ...], end: tuple[str, ...], told: bool
+) -> None:
+    """Ten layers of two products, of which the last ones learn."""
+    forward = [BF16_GEMM, BF16_GEMM, NORM] * 10
+    backward = [BF16_GEMM] * 4 * learning + [NORM_BACKWARD] * learning
+    backward += [name for each in frozen for name in ([each] * 2 if each == BF16_GEMM else [each])] * (10 - learning)
+    kernels, calls, ranges, now, gpu = [], [], [], 0, 0
+    for _ in range(3):
+        began = now
+        work = [(name, 1) for name in forward] + [(name, AUTOGRAD_THREAD) for name in (*backward, *end)]
+        for name, thread in [*work, (FUSED_ADAM, 1)]:
+            number, begin = len(calls) + 1, max(gpu, now + 2 * US)
+            gpu = begin + (100 if name == BF16_GEMM else 10) * US
+            kernels.append(kernel(begin, gpu, name, correlation=number, full_name=name, grid=(1056, 1, 1)))
+            calls.append(launch(now, now + US, number, thread=thread))
+            now += 2 * US
+        calls.append(call(now, gpu + 5 * US, "cudaDeviceSynchronize"))
+        now = gpu + 6 * US
+        ranges.append(annotation(began, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("unused-gradients")
+    assert (finding is not None) is told
+    if finding is not None:
+        assert finding.confidence == "low"
+        whole = sum(100 if name == BF16_GEMM else 10 for name in (*forward, *backward, FUSED_ADAM))
+        assert finding.expected == pytest.approx(whole / (whole - 8 * 210), rel=0.05)

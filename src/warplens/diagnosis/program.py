@@ -93,6 +93,8 @@ MARKS: Final = {
     "adding-a-number": r"CUDAFunctorOnSelf_add<",
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
+    # Sums over rows (for biases) and gradients of a norm's parameters.
+    "parameter-sum": r"reduce_kernel<(?:\(int\))?128, *(?:\(int\))?4\b|GammaBeta|batch_norm_backward_reduce|bn_bw",
     # Collectives of programs whose ranks update all parameters that they have: none is gathered or scattered.
     "summed-or-exchanged": r"(?i)all_?reduce|send_?recv|all_?to_?all",
     # Collectives of gradients under data parallelism.

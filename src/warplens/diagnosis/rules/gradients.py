@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.shapes import first_shape, tensors_of
+from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
@@ -110,7 +111,8 @@ class UnusedGradients(StructureRule):
         "is taken) the time, is handed to parameters that the following optimizer passes do not take (or to an input "
         "with which the program computes nothing), or, without an optimizer, the program goes on with the gradient of "
         "an input alone; without shapes, each backward pass adds all its gradients, or those of a part of the network, "
-        "to those of the last step; and it costs 2 %"
+        "to those of the last step, or it ends with equal layers of as many products as in the forward pass and no "
+        "sums for biases or norms, below others with gradients of weights; and it costs 2 %"
     )
     claimed = (
         "backward work after the last gradient that is taken; before it, half of the products of the others; if sizes "
@@ -131,6 +133,7 @@ class UnusedGradients(StructureRule):
     least_share = Limit(0.1, "A bias or a norm that is left out of the optimizer costs next to nothing.")
     small_threads = Limit(16_384, "Biases and norms have up to some ten thousand numbers; activations, millions.")
     least_small = Limit(16, "A few small sums may be those of a loss.")
+    least_layers = Limit(4, "Fewer layers alike at the end of a backward pass may be parts of one.")
     least_products = Limit(4, "A backward pass of fewer products is that of a head or a loss.")
     weights_share = Limit(0.25, "Weights per small gradient: a norm has two small gradients, a product's bias one.")
     most_added_share = Limit(
@@ -171,7 +174,7 @@ class UnusedGradients(StructureRule):
             return None  # another rank's optimizer may take these gradients
         passes = _passes(facts)
         if not passes and not communication.any():
-            return self._never_cleared(facts) or self._part_never_cleared(facts)
+            return self._never_cleared(facts) or self._part_never_cleared(facts) or self._below_by_layers(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
@@ -316,6 +319,50 @@ class UnusedGradients(StructureRule):
                 added += len(places)
         return Unused(share, added, None) if added else None
 
+    def _below_by_layers(self, facts: Facts) -> Unused | None:
+        """A backward pass through frozen layers, below those that learn; for profiles without recorded shapes.
+
+        If the pass ends with frozen layers, and no other work follows in it, it computes the gradient of an input that
+        no part made: prompts and embeddings would add up or pick their own. The part above must have gradients of
+        weights: an input that is the only thing to learn, as in attacks or inversions, needs the whole pass.
+        """
+        program, backward = facts.program, backward_work(facts)
+        share, passes = np.zeros(facts.work.height), 0
+        if facts.phase is not None or not program.labelled("optimizer").any() or not backward.any():
+            return None
+        for rows in program.by_step():
+            kernels = rows[program.is_kernel[rows]]
+            layers = self._frozen_layers(program, kernels, np.flatnonzero(backward[kernels]))
+            if layers is None:
+                return None
+            share[layers], passes = 1.0, passes + 1
+        if share @ program.own_ns < self.least_share * facts.busy_ns:
+            return None
+        return Unused(share, passes, None, below=True)
+
+    def _frozen_layers(self, program: Program, kernels: Int64s, places: Int64s) -> Int64s | None:
+        """The work of frozen layers with which a step's only backward pass ends, at these places of its kernels.
+
+        A layer's backward pass has a product for the gradient of its input for each product of its forward pass, and
+        one more for each weight that learns. A bias that learns has a sum over rows.
+        """
+        if not len(places) or np.ptp(places) + 1 != len(places):
+            return None
+        forward, back = kernels[: places[0]], kernels[places]
+        products = program.labelled("gemm", "convolution")
+        of_weights = products[back].sum() - products[forward].sum()
+        if of_weights < self.least_products:
+            return None
+        period, begin, stop = longest_repetition(program.launched_as(back))
+        if not period or stop < len(back) or stop - begin < self.least_layers * period:
+            return None
+        layers = back[stop - (stop - begin) // period * period :]
+        of_forward, begin, _ = longest_repetition(program.launched_as(forward))
+        per_layer = products[layers[:period]].sum()
+        learning = program.marked("weight-gradient") | program.marked("parameter-sum") | program.marked("generated")
+        is_frozen = per_layer == products[forward[begin : begin + of_forward]].sum() and not learning[layers].any()
+        return layers if is_frozen and of_weights >= per_layer else None
+
     def _set_share(self, program: Program, part: Int64s, places: Int64s, share: Float64s) -> None:
         """Sets the share of a backward pass that is unused if the gradients added at these places of it are."""
         products, casts = program.products, program.labelled("copy-cast")
@@ -343,7 +390,7 @@ class UnusedGradients(StructureRule):
         return self.seen(
             facts,
             claims,
-            confidence="low" if found.inputs else "medium",
+            confidence="low" if found.inputs or (found.below and found.numbers_share is None) else "medium",
             evidence={
                 "unused_gradients_per_step": found.gradients / facts.steps,
                 "unused_numbers_share": found.numbers_share,
