@@ -1241,6 +1241,38 @@ OF_PICKED = ("aten::addmm", [[256], [131_072, 256], [256, 256], [], []], BF16_GE
 SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
 
 
+ENLARGE = "void at::native::upsample_bilinear2d_nhwc_out_frame<float, float>(float, float, bool)"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "between", "found"),
+    [
+        (32, (), True),
+        (256, (), False),  # as many channels
+        (32, (("aten::relu_", [[2, 256, 128, 128]], GELU, 5),), False),  # not linear
+    ],
+)
+def test_maps_are_enlarged_before_a_convolution_that_leaves_few_of_their_channels(
+    kinds: int, between: tuple[tuple[str, object, str, int], ...], found: bool
+) -> None:
+    """The convolution first: an eighth of the channels to enlarge, and a sixteenth of the places to multiply."""
+    small, large = [2, 256, 32, 32], [2, 256, 128, 128]
+    diagnosis = _picking(
+        [
+            ("aten::convolution", [small, [256, 256, 3, 3]], CONVOLUTION, 400),
+            ("aten::upsample_bilinear2d", [small, [], [], [], []], ENLARGE, 800),
+            ("aten::copy_", [large, large, []], CAST, 100),
+            *between,
+            ("aten::convolution", [large, [kinds, 256, 1, 1]], CONVOLUTION, 100),
+        ]
+    )
+    assert ("enlarged" in diagnosis.headline) is found
+    if found:
+        saved = 900 * (1 - 1 / 8) + 100 * (1 - 1 / 16)
+        assert diagnosis.verdict == "memory-bandwidth"
+        assert diagnosis.findings[0].expected == pytest.approx(1420 / (1420 - saved), rel=0.05)  # with 20 µs of gaps
+
+
 @pytest.mark.parametrize(
     ("reading", "found"),
     [

@@ -116,6 +116,7 @@ MARKS: Final = {
     "expanding": r"_expand",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|gemmSN|gemmk1"
     r"|nvjet_(?:[a-z]+\d*_)+(?:\d+x(?:8|16)|(?:8|16)x\d+)_",
+    "enlarging": r"upsample",
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }
 
