@@ -359,7 +359,6 @@ def test_no_measured_remedy_beats_what_is_left_without_what_it_takes_away(name):
 _BEATEN = {
     "answers_repeat_their_context": "74.7 ms at the limit, 44.2 ms measured: a context that is read again counts",
     "recommender_dense_gradients": "4.2 ms at the limit, 1.3 ms measured: no model of sparse gradients",
-    "doubles_from_numpy": "64.6 ms at the limit, 15.4 ms measured: float64 is taken for needed",
     "mask_instead_of_is_causal": "19.0 ms at the limit, 16.0 ms measured: hidden scores count as computed",
     "questions_one_by_one": "8.5 ms at the limit, 0.5 ms measured: another batch reads the weights once for all",
     "queries_left_in_fp32": "35.0 ms at the limit, 17.6 ms measured: hidden scores count as computed",

@@ -464,6 +464,7 @@ _SAME_AS: Final = {
     "idle_share": "idle_ns", "hidden_share": "hidden_ns", "exposed_share": "exposed_ns",
     "products_share": "products_ns", "memory_kernels_share": "memory_kernels_ns",
     "off_tensor_cores_share": "off_tensor_cores_ns",
+    "float64_share": "float64_ns",
 }  # fmt: skip
 
 

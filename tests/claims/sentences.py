@@ -217,8 +217,9 @@ def _of_diagnosis(data: Mapping[str, Any]) -> Iterator[str]:
             yield fmt.share(1 - 1 / finding["expected"])  # what the gain saves of the time
         times = [value for name, value in evidence.items() if name.endswith("_ns") and "median" not in name]
         yield from (fmt.share(sum(some) / wall) for count in (1, 2) for some in combinations(times, count))
-        if "off_tensor_cores_share" in evidence:
-            yield fmt.share(evidence["off_tensor_cores_share"] * (1 - 1 / evidence["peak_ratio_factor"]))
+        for wide in ("off_tensor_cores_share", "float64_share"):
+            if wide in evidence:
+                yield fmt.share(evidence[wide] * (1 - 1 / evidence["peak_ratio_factor"]))
     for item in data["predictions"]:
         yield from (f"{item[key] / 1e6:.2f} ms" for key in ("measured_ns", "predicted_ns"))
 

@@ -30,13 +30,16 @@ def found(
     optimizes: bool = True,
     collective: str = "",
     added: Sequence[int] = (),
+    frozen: int = 0,
+    read: str = "",
 ) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
     turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
 
     With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded. `by_hand` are an
     operator outside of the optimizer, and the sizes of its tensors. A `collective` runs behind each backward pass.
-    Gradients of the size `added` are added to those of the last pass.
+    Gradients of the size `added` are added to those of the last pass. Before the last gradient, the pass goes through
+    so many `frozen` layers; the operator `read` takes that gradient after the pass.
     """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
@@ -56,7 +59,10 @@ def found(
             ranges.append(operator(now, now + 3 * US, "aten::linear", shapes="[[8, 64]]"))
             run(FORWARD)
             now += 2 * US
-            for before, shape in zip([[], *handed], handed, strict=False):
+            layers = [0] * (len(handed) - 1) + [frozen]
+            for before, shape, below in zip([[], *handed], handed, layers, strict=False):
+                for _ in range(below):
+                    run(BACKWARD, AUTOGRAD_THREAD)
                 if len(before) != 1:  # a weight comes from the products of its bias, which is handed over first
                     run(BACKWARD, AUTOGRAD_THREAD)
                 name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
@@ -66,8 +72,8 @@ def found(
                 now += 2 * US
             if collective:
                 run(20 * US, AUTOGRAD_THREAD, name=collective)
-        if by_hand is not None:
-            ranges.append(operator(now, now + US, by_hand[0], shapes=json.dumps([by_hand[1], by_hand[1], []])))
+        for name, taken_by_hand in filter(None, ((read, [handed[-1]]) if read else None, by_hand)):
+            ranges.append(operator(now, now + US, name, shapes=json.dumps([taken_by_hand, taken_by_hand, []])))
             now += 2 * US
         if optimizes:
             ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
@@ -124,6 +130,19 @@ def test_a_single_gradient_that_nobody_clears_is_not_that_of_an_input() -> None:
     assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.02)
     # The last layer that is trained may compute the gradient of its input for it.
     assert finding.bound == pytest.approx(whole / (whole - 2 * BACKWARD), rel=0.03)
+
+
+def test_a_pass_through_frozen_layers_to_an_input_whose_gradient_nobody_reads_is_needless() -> None:
+    handed = [HEAD] * 14 + [WORDS]
+    finding = found(handed, [HEAD] * 14, frozen=7)
+    assert finding is not None
+    assert "frozen layers" in finding.title
+    whole = FORWARD + 22 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - 8 * BACKWARD), rel=0.05)
+    assert "enable_input_require_grads" in finding.remedies[0].how
+    assert found(handed, handed, frozen=7) is None, "a prompt that learns"
+    assert found(handed, [HEAD] * 14, frozen=7, read="aten::sign") is None, "an attack on the input"
+    assert found(handed, [HEAD] * 14, frozen=1) is None, "the input of a checkpoint"
 
 
 def test_biases_that_are_not_trained_do_not_make_the_products_of_their_layers_needless() -> None:
@@ -233,3 +252,48 @@ def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(
 ) -> None:
     """Nothing reads the gradient of an input: it may be a benchmark, one of several micro-batches, or SGD by hand."""
     assert found([HEAD, BODY, BODY, [7], [9], WORDS], [], optimizes=False, by_hand=by_hand) is None
+
+
+NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int)"
+NORM_BACKWARD = "void at::native::layer_norm_grad_input_kernel_backward<float>(int)"
+SUM_OF_ROWS = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
+PICKED_BACKWARD = "void at::native::embedding_backward_kernel<float>(int)"
+
+
+@pytest.mark.parametrize(
+    ("learning", "frozen", "end", "told"),
+    [
+        (2, (BF16_GEMM, NORM_BACKWARD), (), True),
+        (0, (BF16_GEMM, NORM_BACKWARD), (), False),  # only the input learns
+        (2, (BF16_GEMM, NORM_BACKWARD), (PICKED_BACKWARD,), False),  # a prompt learns
+        (2, (BF16_GEMM, SUM_OF_ROWS, NORM_BACKWARD), (), False),  # biases learn
+        (2, (BF16_GEMM, BF16_GEMM, NORM_BACKWARD), (), False),  # all layers learn
+    ],
+)
+def test_without_shapes_frozen_layers_at_the_end_of_a_backward_pass_have_one_product_for_each_of_the_forward_pass(
+    learning: int, frozen: tuple[str, ...], end: tuple[str, ...], told: bool
+) -> None:
+    """Ten layers of two products, of which the last ones learn."""
+    forward = [BF16_GEMM, BF16_GEMM, NORM] * 10
+    backward = [BF16_GEMM] * 4 * learning + [NORM_BACKWARD] * learning
+    backward += [name for each in frozen for name in ([each] * 2 if each == BF16_GEMM else [each])] * (10 - learning)
+    kernels, calls, ranges, now, gpu = [], [], [], 0, 0
+    for _ in range(3):
+        began = now
+        work = [(name, 1) for name in forward] + [(name, AUTOGRAD_THREAD) for name in (*backward, *end)]
+        for name, thread in [*work, (FUSED_ADAM, 1)]:
+            number, begin = len(calls) + 1, max(gpu, now + 2 * US)
+            gpu = begin + (100 if name == BF16_GEMM else 10) * US
+            kernels.append(kernel(begin, gpu, name, correlation=number, full_name=name, grid=(1056, 1, 1)))
+            calls.append(launch(now, now + US, number, thread=thread))
+            now += 2 * US
+        calls.append(call(now, gpu + 5 * US, "cudaDeviceSynchronize"))
+        now = gpu + 6 * US
+        ranges.append(annotation(began, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("unused-gradients")
+    assert (finding is not None) is told
+    if finding is not None:
+        assert finding.confidence == "low"
+        whole = sum(100 if name == BF16_GEMM else 10 for name in (*forward, *backward, FUSED_ADAM))
+        assert finding.expected == pytest.approx(whole / (whole - 8 * 210), rel=0.05)

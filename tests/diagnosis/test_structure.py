@@ -13,7 +13,9 @@ import pytest
 from tests.analysis.builders import call, copy, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
-from tests.diagnosis.programs import judged, verdict
+from tests.diagnosis.programs import judged, record, verdict
+from warplens.analysis.headroom import headrooms
+from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.program import Program
 
@@ -172,6 +174,33 @@ def test_conversions_around_convolutions_are_a_matter_of_memory_format() -> None
     found = verdict(step)
     assert found.verdict == "memory-format"
     assert found.findings[0].evidence["conversions_per_step"] == 8
+
+
+@pytest.mark.parametrize(("sizes", "raised"), [("64x8_64x16_4x1", True), ("128x64_64x8_4x1", False)])
+def test_products_of_few_rows_have_narrow_tiles_and_not_few_stages(sizes: str, raised: bool) -> None:
+    """cuBLAS names the tile of the result, then the depth of a slice and how many are in flight."""
+    found = verdict(lambda machine: machine.launch(40 * US, f"nvjet_sm90_tst_{sizes}_v_bz_TNT", times=40))
+    assert (found.finding("weight-bound") is not None) == raised
+
+
+@pytest.mark.parametrize(("second", "raised"), [(FULL_GRID, True), ((2112, 1, 1), False)])
+def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
+    second: tuple[int, int, int], raised: bool
+) -> None:
+    """Two equal copies before a convolution in channels last; those of other sizes copy other tensors."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(80 * US, DIRECT_COPY)
+            machine.launch(70 * US, DIRECT_COPY, grid=second)
+            machine.launch(100 * US, CONVOLUTION)
+
+    finding = verdict(step).finding("memory-format")
+    assert (finding is not None) == raised
+    if finding is not None:
+        assert finding.evidence["conversions_per_step"] == 16
+        assert finding.expected == pytest.approx(250 / 100, rel=0.05)
+        assert "channels_last)" not in finding.remedies[0].how, "the model is in channels last already"
 
 
 @pytest.mark.parametrize(
@@ -399,8 +428,17 @@ def test_float64_is_a_habit_in_networks_and_a_need_in_solvers(is_network: bool) 
             machine.launch(400 * US, DOUBLE_GEMM)
             machine.launch(20 * US, DOUBLE_NORM if is_network else ADD)
 
-    found = verdict(step).finding("precision")
+    timeline = Timeline(record(step))
+    window = timeline.window()
+    (headroom,) = headrooms(timeline, window)
+    assert (headroom.after("precision") < 0.2 * headroom.after("avoidable")) is is_network
+    diagnosis = diagnose(timeline, window)
+    found = diagnosis.finding("precision")
     assert (found is not None) is is_network
+    if found is not None:
+        assert found.evidence["float64_ns"] == 6 * 8 * 400 * US
+        assert "off_tensor_cores_ns" not in found.evidence, "tensor cores multiply float64 as well"
+        assert "off the tensor cores" not in diagnosis.headline
 
 
 @pytest.mark.parametrize(("compared", "checks"), [(ISNAN, True), (IS_END, False), (ADD, False)])
@@ -1222,13 +1260,67 @@ def _picking(work: list[tuple[str, object, str, int]], types: str | None = None)
 
 
 READBACK = "device-to-host"
-CONVOLUTION = "void cudnn::cnn::conv2d_grouped_direct_kernel<false>(int)"
+GROUPED_CONVOLUTION = "void cudnn::cnn::conv2d_grouped_direct_kernel<false>(int)"
 SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
 ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 #: 8,192 rows of 256 numbers, 16 rows picked for each of them.
 PICKED = ("aten::gather", [[8192, 256], [], [131_072, 256], [], [131_072, 256]], ROWS_PICKED, 300)
 OF_PICKED = ("aten::addmm", [[256], [131_072, 256], [256, 256], [], []], BF16_GEMM, 500)
 SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
+
+
+ENLARGE = "void at::native::upsample_bilinear2d_nhwc_out_frame<float, float>(float, float, bool)"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "between", "found"),
+    [
+        (32, (), True),
+        (256, (), False),  # as many channels
+        (32, (("aten::relu_", [[2, 256, 128, 128]], GELU, 5),), False),  # not linear
+    ],
+)
+def test_maps_are_enlarged_before_a_convolution_that_leaves_few_of_their_channels(
+    kinds: int, between: tuple[tuple[str, object, str, int], ...], found: bool
+) -> None:
+    """The convolution first: an eighth of the channels to enlarge, and a sixteenth of the places to multiply."""
+    small, large = [2, 256, 32, 32], [2, 256, 128, 128]
+    diagnosis = _picking(
+        [
+            ("aten::convolution", [small, [256, 256, 3, 3]], CONVOLUTION, 400),
+            ("aten::upsample_bilinear2d", [small, [], [], [], []], ENLARGE, 800),
+            ("aten::copy_", [large, large, []], CAST, 100),
+            *between,
+            ("aten::convolution", [large, [kinds, 256, 1, 1]], CONVOLUTION, 100),
+        ]
+    )
+    assert ("enlarged" in diagnosis.headline) is found
+    if found:
+        saved = 900 * (1 - 1 / 8) + 100 * (1 - 1 / 16)
+        assert diagnosis.verdict == "memory-bandwidth"
+        assert diagnosis.findings[0].expected == pytest.approx(1420 / (1420 - saved), rel=0.05)  # with 20 µs of gaps
+
+
+@pytest.mark.parametrize(
+    ("reading", "found"),
+    [
+        (("aten::mean", [[8192, 64]], DIRECT_COPY, 5), True),
+        (("aten::_log_softmax", [[8192, 32_000], [], []], LOG_SOFTMAX, 5), False),
+        (("aten::cat", [[[16, 512, 32_000], [16, 512, 32_000]], []], CAT, 5), False),  # in a list of tensors
+        (("aten::copy_ aten::slice", [[16, 512, 32_000], [16, 512, 32_000]], DIRECT_COPY, 5), False),
+    ],
+)
+def test_in_training_a_product_whose_result_nothing_reads_is_needless(
+    reading: tuple[str, object, str, int], found: bool
+) -> None:
+    update = ("aten::_fused_adamw_", [[], [], []], FUSED, 50)
+    hidden, scores = [[8192, 64], [64, 64]], [[8192, 64], [64, 32_000]]
+    work = [("aten::mm", hidden, BF16_GEMM, 700), ("aten::mm", scores, BF16_GEMM, 300), reading, update]
+    finding = _picking(work).finding("unused-results")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert "nothing reads" in finding.title
+        assert finding.expected == pytest.approx(1055 / 755, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -1254,7 +1346,15 @@ SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
             ],
             False,
         ),
-        ([("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], CONVOLUTION, 100), PICKED, OF_PICKED, SUMMED], False),
+        (
+            [
+                ("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], GROUPED_CONVOLUTION, 100),
+                PICKED,
+                OF_PICKED,
+                SUMMED,
+            ],
+            False,
+        ),
         # Columns of a square table.
         ([("aten::index_select", [[256, 256], [], [131_072]], ROWS_PICKED, 300), OF_PICKED, SUMMED], False),
         # Much wider results take longer to pick than their products take.
@@ -1663,7 +1763,7 @@ def test_a_loop_of_few_kernels_gains_the_same_however_many_make_a_turn() -> None
 def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
     """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""
     picture, patches = [1, 3, 1024, 1024], [768, 3, 16, 16]
-    work = [("aten::cudnn_convolution", [picture, patches], CONVOLUTION)]
+    work = [("aten::cudnn_convolution", [picture, patches], GROUPED_CONVOLUTION)]
     for _ in range(4):
         work.append(("aten::native_layer_norm", [[1, 4096, 768]], LAYER_NORM))
         work.append(("aten::addmm", [[4096, 768], [768, 768]], BF16_GEMM))
@@ -2174,7 +2274,7 @@ Pass = tuple[str, int]
 def test_norms_of_inference_are_part_of_the_convolutions_before_them(norm: str, trains: bool) -> None:
     def step(machine: Machine) -> None:
         for _ in range(8):
-            machine.launch(200 * US, CONVOLUTION)
+            machine.launch(200 * US, GROUPED_CONVOLUTION)
             if trains:  # its statistics change
                 machine.launch(50 * US, BATCH_NORM)
             machine.launch(100 * US, norm)
@@ -2190,7 +2290,7 @@ def test_norms_of_inference_are_part_of_the_convolutions_before_them(norm: str, 
 
 
 def layer(convolution: int, norm: int) -> tuple[Pass, Pass]:
-    return (CONVOLUTION, convolution), (EVAL_NORM, norm)
+    return (GROUPED_CONVOLUTION, convolution), (EVAL_NORM, norm)
 
 
 @pytest.mark.parametrize(
@@ -2226,7 +2326,7 @@ def test_only_the_norms_of_layers_in_sequence_are_folded(block: tuple[Pass, ...]
 def test_a_norm_after_a_short_activation_is_not_folded() -> None:
     def step(machine: Machine) -> None:
         for _ in range(12):
-            for name, length in ((CONVOLUTION, 60), (RELU, 8), (EVAL_NORM, 20)):
+            for name, length in ((GROUPED_CONVOLUTION, 60), (RELU, 8), (EVAL_NORM, 20)):
                 machine.launch(length * US, name)
 
     finding = verdict(step).finding("unfused-chain")
@@ -2253,7 +2353,7 @@ def test_branches_are_merged_if_shapes_tell_that_they_are(
     weights = ([128, 128, size, size] for size in sizes)
     norm: Told = ("aten::cudnn_batch_norm", [MAPS, [128], [128]], EVAL_NORM, 100)
     convolutions = [
-        ("aten::cudnn_convolution", [maps, weight], CONVOLUTION, length)
+        ("aten::cudnn_convolution", [maps, weight], GROUPED_CONVOLUTION, length)
         for maps, weight, length in zip(inputs, weights, (900, 300), strict=True)
     ]
     addition: Told = ("aten::add", [MAPS, MAPS, []], ADD, 50)

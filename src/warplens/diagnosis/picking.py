@@ -36,7 +36,7 @@ _CASTS: Final = ("aten::_to_copy", "aten::to")
 #: Operators whose copy goes to a tensor of its own; any other `aten::copy_` writes into a tensor that may be kept.
 _OWN_COPY: Final = (*_CASTS, "aten::clone", "aten::contiguous")
 #: Operators that make a view of a part of a tensor, without a kernel.
-_SLICES: Final = (
+SLICES: Final = (
     "aten::slice", "aten::select", "aten::narrow", "aten::split", "aten::split_with_sizes", "aten::unbind",
     "aten::diagonal", "aten::unfold",
 )  # fmt: skip
@@ -53,7 +53,7 @@ _LEAST_TIMES: Final = 2.0
 #: Most rows picked over rows of the table: above, passes over all rows do not cost much more.
 _MOST_PICKED: Final = 0.5
 #: Bounds of any time.
-_ANY_TIME: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+ANY_TIME: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 #: The sizes of one tensor in the text of an operator's shapes, lists of tensors included.
 _SIZES: Final = re.compile(r"\[(\d[\d, ]*)\]")
 
@@ -202,7 +202,7 @@ class _Search:
 
     def note(self, row: int, written: dict[int, bool]) -> None:
         """Notes what this kernel read and wrote."""
-        written.update(dict.fromkeys(_numbers(self.texts[row]), not self.consuming[row]))
+        written.update(dict.fromkeys(numbers_in(self.texts[row]), not self.consuming[row]))
         if self.convolutions[row]:
             written[_ANY] = True
         elif self.products[row]:
@@ -291,7 +291,7 @@ def _listed(text: str | None) -> list[int]:
 
 
 @lru_cache(maxsize=65_536)
-def _numbers(text: str | None) -> frozenset[int]:
+def numbers_in(text: str | None) -> frozenset[int]:
     """The different ones of these numbers."""
     return frozenset(_listed(text))
 
@@ -311,9 +311,9 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
     if not picks.any() or not passes.any() or (shapes.is_null().to_numpy() & reads).any():
         return None
     texts = shapes.to_list()
-    slices = first_shapes(facts, _SLICES, *_ANY_TIME)
+    slices = first_shapes(facts, SLICES, *ANY_TIME)
     tables = {row: math.prod(next(iter(tensors_of(texts[row])), ())) for row in np.flatnonzero(picks).tolist()}
-    passed = frozenset[int]().union(*map(_numbers, {texts[row] for row in np.flatnonzero(passes).tolist()}))
+    passed = frozenset[int]().union(*map(numbers_in, {texts[row] for row in np.flatnonzero(passes).tolist()}))
     sizes = (set(tables.values()) & passed) - {math.prod(shape) for shape in slices} - {0, 1}
     if not sizes:
         return None
@@ -321,7 +321,7 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
     kernels = np.concatenate([rows[reads[rows]] for rows in program.by_step()])
     at: dict[int, list[int]] = {size: [] for size in sizes}
     for place, row in enumerate(kernels.tolist()):
-        for size in _numbers(texts[row]) & sizes:
+        for size in numbers_in(texts[row]) & sizes:
             at[size].append(place)
     reading = _Reading(facts, names.to_list(), texts, kernels, slices)
     casts, share, read = _casts(facts, names), np.zeros(facts.work.height), 0.0
@@ -392,7 +392,7 @@ class _Reading:
             self.sliced[shape[-1]] = max(self.sliced.get(shape[-1], 0), math.prod(shape))
         self.first: dict[int, int] = {}  # by numbers, the first place of a tensor that a kernel reads or writes
         for place, row in enumerate(kernels.tolist()):
-            for numbers in _numbers(texts[row]):
+            for numbers in numbers_in(texts[row]):
                 self.first.setdefault(numbers, place)
             if self.products[row]:
                 self.first.setdefault(_multiplied_numbers(names[row], texts[row]), place)
@@ -415,7 +415,7 @@ class _Reading:
         if picked is not None and picked // math.prod(sides) in sides:
             return size  # columns may be picked
         for later in self.kernels[place + 1 : place + 1 + _READER].tolist():
-            shapes, largest = tensors_of(self.texts[later]), max(_numbers(self.texts[later]), default=0)
+            shapes, largest = tensors_of(self.texts[later]), max(numbers_in(self.texts[later]), default=0)
             if self.names[later] == "aten::copy_":
                 if largest >= size:
                     return size

@@ -93,6 +93,8 @@ MARKS: Final = {
     "adding-a-number": r"CUDAFunctorOnSelf_add<",
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
+    # Sums over rows (for biases) and gradients of a norm's parameters.
+    "parameter-sum": r"reduce_kernel<(?:\(int\))?128, *(?:\(int\))?4\b|GammaBeta|batch_norm_backward_reduce|bn_bw",
     # Collectives of programs whose ranks update all parameters that they have: none is gathered or scattered.
     "summed-or-exchanged": r"(?i)all_?reduce|send_?recv|all_?to_?all",
     # Collectives of gradients under data parallelism.
@@ -114,7 +116,9 @@ MARKS: Final = {
     # Operations of a generated kernel: copies that are no casts (`_to_copy`), and views of fewer numbers.
     "copying": r"^triton_poi_.*(?:(?<!_to)_copy(?:_|\b)|_clone(?:_|\b)|_(?:select|slice)_scatter)",
     "expanding": r"_expand",
-    "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
+    "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|gemmSN|gemmk1"
+    r"|nvjet_(?:[a-z]+\d*_)+(?:\d+x(?:8|16)|(?:8|16)x\d+)_",
+    "enlarging": r"upsample",
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }
 

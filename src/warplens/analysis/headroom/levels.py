@@ -43,7 +43,8 @@ PASSES: Final = ("elementwise", "normalization", "softmax", "copy-cast", "reduct
 
 #: Work that keeps its format: an optimizer's state, indices, and unrecognised kernels.
 _KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "recurrence", "communication")
-_WIDE: Final = ("fp32", "tf32")
+#: Formats that a network can do without → how many times the bytes of 16 bits they have.
+_WIDE: Final = {"fp32": 2, "tf32": 2, "fp64": 4}
 
 #: A group above its roof by more than this gets a reason.
 WORTH_A_REASON: Final = 0.85
@@ -149,6 +150,13 @@ _FILLING, _ADDING = ("aten::fill_", "aten::zero_"), ("aten::add_", "aten::add")
 _MANY_SLICES: Final = 8
 
 
+def needs_doubles(groups: pl.DataFrame) -> bool:
+    """Whether float64 is taken for needed, as by solvers: no optimizer, and no softmax or norm in float64."""
+    doubles = pl.col("category").is_in(["normalization", "softmax"]) & (pl.col("dtype") == "fp64")
+    of_network = doubles | (pl.col("category") == "optimizer") | (pl.col("phase") == "optimizer")
+    return not groups.select(of_network.any()).item()
+
+
 def sliced(groups: pl.DataFrame, steps: float) -> frozenset[int]:
     """Elements of tensors whose gradients the backward pass fills and accumulates many times a step, once per slice.
 
@@ -179,6 +187,7 @@ class References:
     def __init__(self, roofs: Roofs | None, groups: pl.DataFrame, multiprocessors: int | None, steps: float) -> None:
         self.roofs, self.multiprocessors, self.steps = roofs, multiprocessors, steps
         self.scores, self.messages, self.slices = score_sizes(groups), messages(groups), sliced(groups, steps)
+        self.wide = _WIDE.keys() - ({"fp64"} if needs_doubles(groups) else set())
         self._rates: dict[tuple[str, ...], tuple[Float64s, Float64s]] = {}
         if roofs is not None:
             self._rates = self._plausible_rates(roofs, groups)
@@ -313,9 +322,9 @@ class References:
         return current_ns if time is None else time * calls
 
     def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
-        """In the native 16-bit format: half of the bytes, products on tensor cores."""
+        """In the native 16-bit format: fewer bytes, products on tensor cores."""
         roofs = self.roofs
-        if roofs is None or roofs.narrow is None or row["dtype"] not in _WIDE or row["category"] in _KEPT_WIDE:
+        if roofs is None or roofs.narrow is None or row["dtype"] not in self.wide or row["category"] in _KEPT_WIDE:
             return current_ns
         if task is None:
             # The product's size is unknown, but at most what the vector units can do in that time.
@@ -325,8 +334,8 @@ class References:
                 return min(current_ns, current_ns * wide * narrow / 1e24)
             return current_ns
         narrow_task = Task(
-            task.family, task.flops, None if task.bytes is None else task.bytes / 2, roofs.narrow, True,
-            task.backward, task.operation, task.sizes,
+            task.family, task.flops, None if task.bytes is None else task.bytes / _WIDE[row["dtype"]], roofs.narrow,
+            True, task.backward, task.operation, task.sizes,
         )  # fmt: skip
         large = roofs.large_ns(narrow_task)
         return current_ns if large is None else large * calls

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.headroom.shapes import tensors_of
+from warplens.analysis.headroom.shapes import first_shape, tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
@@ -251,6 +251,17 @@ _CHANNELS_LAST[None] = replace(
 )
 
 
+#: For a model in channels last whose maps are laid out with channels first before its convolutions.
+_KEPT_LAST: Final = (
+    Remedy(
+        "Keep maps in channels last",
+        "x = convolution(x)  # without x.contiguous() before, which lays out x with channels first\n"
+        "# for a view: x.flatten(2) or x.reshape(...), which copy only if they must",
+        "no copies there and back",
+    ),
+)
+
+
 class MemoryFormat(StructureRule):
     """Convolutions between layout conversions, and norms in the format that is slow for convolutions."""
 
@@ -260,8 +271,9 @@ class MemoryFormat(StructureRule):
     limiter = "conversions of memory format around convolutions"
     cause = "memory format: convolutions and norms in the slow format (NCHW), conversions between formats"
     raised_when = (
-        "there are convolutions on a GPU with tensor cores, conversions between formats or channels-first "
-        "depthwise convolutions take 2 % of the time, and it costs 2 %"
+        "there are convolutions on a GPU with tensor cores, conversions between formats (also two equal strided copies "
+        "right before a channels-last convolution) or channels-first depthwise convolutions take 2 % of the time, and "
+        "it costs 2 %"
     )
     claimed = "all of the conversions, and two thirds of channels-first norms and depthwise convolutions"
     headline = (
@@ -273,6 +285,9 @@ class MemoryFormat(StructureRule):
     )
     volumes_title: ClassVar = (
         "Volumes are in channels-first format (NCDHW), which convolutions on tensor cores do not support"
+    )
+    back_title: ClassVar = (
+        "Maps are laid out with channels first, and back again before convolutions, which are in channels last"
     )
     evidence: ClassVar = {
         "conversions_per_step": "kernels that change the layout",
@@ -288,6 +303,8 @@ class MemoryFormat(StructureRule):
         "both in torch.channels_last: if it is not faster, the format is not the limit.",
         volumes_title: "Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
         "faster, the format is not the limit.",
+        back_title: "Leave out x.contiguous() before one convolution: if the two copies before it stay, they do not "
+        "convert its input.",
     }
     least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
     norm_saved_share = Limit(
@@ -298,7 +315,7 @@ class MemoryFormat(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """All of the conversions, and a part of the slow kernels."""
         program = facts.program
-        conversions = program.marked("layout-conversion")
+        conversions = self._conversions(facts)
         slow = self._slow(facts)
         share = np.zeros(facts.work.height)
         wrong = conversions | (slow & program.labelled("convolution"))
@@ -311,6 +328,32 @@ class MemoryFormat(StructureRule):
         share[slow] = self.norm_saved_share
         share[conversions] = 1.0
         return share
+
+    def _conversions(self, facts: Facts) -> Bools:
+        """Kernels that change the layout, and copies that do so twice."""
+        return np.asarray(facts.program.marked("layout-conversion") | self._there_and_back(facts), dtype=np.bool_)
+
+    @remembered
+    def _there_and_back(self, facts: Facts) -> Bools:
+        """Two equal strided copies right before a channels-last convolution: to channels first, and back.
+
+        PyTorch copies the input of such a convolution to channels last if it is not. Where shapes are recorded, both
+        copies have that of the input.
+        """
+        program = facts.program
+        found = np.zeros(facts.work.height, dtype=np.bool_)
+        places = np.flatnonzero(program.in_order(program.is_kernel & ~program.marked("layout-conversion")))
+        rows, stretch = program.order[places], np.cumsum(program.breaks)[places]
+        copies = (program.labelled("copy-cast") & program.marked("strided"))[rows]
+        reading = (program.labelled("convolution") & program.marked("channels-last"))[rows]
+        first = np.flatnonzero(copies[:-2] & copies[1:-1] & reading[2:] & (stretch[2:] == stretch[:-2]))
+        first = first[program.launched_as(rows[first]) == program.launched_as(rows[first + 1])]
+        if len(first) and facts.timeline.has_operators:
+            texts = (program.shapes().gather(rows[first + after]).to_list() for after in range(3))
+            shapes = ({first_shape(text) for text in of_input} for of_input in zip(*texts, strict=True))
+            first = first[[len(each - {()}) <= 1 for each in shapes]]
+        found[rows[np.r_[first, first + 1]]] = True
+        return found
 
     def _slow(self, facts: Facts) -> Bools:
         """Channels-first norms and depthwise convolutions; fast depthwise kernels need channels last."""
@@ -343,14 +386,16 @@ class MemoryFormat(StructureRule):
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         program = facts.program
-        conversions = program.marked("layout-conversion")
-        slow = self._slow(facts)
+        conversions, slow = self._conversions(facts), self._slow(facts)
         others = program.labelled(*PASSES, "convolution") & ~conversions & ~slow
         dimensions = self._dimensions(facts)
+        in_last = 2 * time_of(program, self._there_and_back(facts)) > time_of(program, conversions | slow)
         return self.seen(
             facts,
             claims,
-            title={1: self.sequences_title, 3: self.volumes_title}.get(dimensions or 2, ""),
+            title=self.back_title
+            if in_last
+            else {1: self.sequences_title, 3: self.volumes_title}.get(dimensions or 2, ""),
             confidence="high",
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,
@@ -361,7 +406,9 @@ class MemoryFormat(StructureRule):
             bound_ns=time_of(program, conversions)
             + int(0.85 * time_of(program, others))
             + int(time_of(program, slow) - facts.at_roof["theoretical_ns"].filter(pl.Series(slow)).sum()),
-            remedies=(
+            remedies=_KEPT_LAST
+            if in_last
+            else (
                 _CHANNELS_LAST[dimensions],
                 Remedy(
                     "Compile the model",

@@ -14,11 +14,12 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.shapes import first_shape, tensors_of
+from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import Limit, ahead_without, remembered
+from warplens.diagnosis.rule import Limit, ahead_without, first_of, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import StructureRule, backward_work, longest, passes_over_one_graph, time_of
@@ -42,6 +43,7 @@ class Unused:
     numbers_share: float | None  #: their numbers over those of all gradients; None if sizes are not recorded
     inputs: bool = False  #: whether the others are gradients of inputs, which the program reads itself
     beside: Bools | None = None  #: work of the last layer whose gradients are taken: a part of it is for its input
+    below: bool = False  #: whether it is a pass through frozen layers to an input, below the last one that learns
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ class _Pass:
     unused: Float64s  #: share of gradients of that size that no optimizer takes
     added: Bools  #: which of them are added to those of the last pass, which nobody cleared
     inputs: bool  #: whether no optimizer runs, and the program reads gradients of its inputs
+    read: bool  #: whether the program computes with the last gradient before its next forward pass
 
 
 _OF_WEIGHTS: Final = (
@@ -75,6 +78,15 @@ _OF_WEIGHTS: Final = (
         "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
         "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
         "the same time, and weights that change",
+    ),
+)
+_OF_FROZEN: Final = (
+    Remedy(
+        "Let no gradient pass below the lowest layer that learns",
+        "# no model.enable_input_require_grads() and no inputs.requires_grad_(): frozen layers need neither\n"
+        "# with checkpoints: use_reentrant=False, which needs no such inputs\n"
+        "with torch.no_grad(): x = frozen_layers(x)  # or x.detach() before the first layer that learns",
+        "the backward pass ends there, and the memory of the activations below goes away",
     ),
 )
 _OF_INPUTS: Final = (
@@ -96,10 +108,11 @@ class UnusedGradients(StructureRule):
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
         "in a trace with shapes, at least a tenth of the gradients, and of their numbers or (behind the last one that "
-        "is taken) the time, is handed to parameters that the following optimizer passes do not take, or, without an "
-        "optimizer, the program goes on with the gradient of an input alone; without shapes, "
-        "each backward pass adds all its gradients, or those of a part of the network, to those of the last step; and "
-        "it costs 2 %"
+        "is taken) the time, is handed to parameters that the following optimizer passes do not take (or to an input "
+        "with which the program computes nothing), or, without an optimizer, the program goes on with the gradient of "
+        "an input alone; without shapes, each backward pass adds all its gradients, or those of a part of the network, "
+        "to those of the last step, or it ends with equal layers of as many products as in the forward pass and no "
+        "sums for biases or norms, below others with gradients of weights; and it costs 2 %"
     )
     claimed = (
         "backward work after the last gradient that is taken; before it, half of the products of the others; if sizes "
@@ -108,6 +121,7 @@ class UnusedGradients(StructureRule):
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass computes gradients that no optimizer takes"
     inputs_title: ClassVar = "The backward pass computes gradients of all weights, though only those of inputs are read"
+    below_title: ClassVar = "The backward pass goes on through frozen layers, below the last one that learns"
     evidence: ClassVar = {
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
@@ -119,6 +133,7 @@ class UnusedGradients(StructureRule):
     least_share = Limit(0.1, "A bias or a norm that is left out of the optimizer costs next to nothing.")
     small_threads = Limit(16_384, "Biases and norms have up to some ten thousand numbers; activations, millions.")
     least_small = Limit(16, "A few small sums may be those of a loss.")
+    least_layers = Limit(4, "Fewer layers alike at the end of a backward pass may be parts of one.")
     least_products = Limit(4, "A backward pass of fewer products is that of a head or a loss.")
     weights_share = Limit(0.25, "Weights per small gradient: a norm has two small gradients, a product's bias one.")
     most_added_share = Limit(
@@ -159,14 +174,15 @@ class UnusedGradients(StructureRule):
             return None  # another rank's optimizer may take these gradients
         passes = _passes(facts)
         if not passes and not communication.any():
-            return self._never_cleared(facts) or self._part_never_cleared(facts)
+            return self._never_cleared(facts) or self._part_never_cleared(facts) or self._below_by_layers(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
         count = sum(len(each.unused) for each in passes)
         # A single large gradient may be that of an input, which checkpoints need. A new input has none to add to.
         never_cleared = sum(int(each.numbers[(each.unused >= 1) & each.added].sum()) for each in passes)
-        if not numbers or (gradients < self.least_share * count and never_cleared < self.least_share * numbers):
+        below = gradients < self.least_share * count and never_cleared < self.least_share * numbers
+        if not numbers or (below and any(each.read for each in passes)):
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
         product = facts.program.products
@@ -189,16 +205,18 @@ class UnusedGradients(StructureRule):
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
                 share[between] = self.product_share * each.unused[place]
             share[inside & (launched >= last)] = 1.0
-        if unused < self.least_share * numbers:
+        if below or unused < self.least_share * numbers:
             # Few numbers may cost much time: the weights of convolutions over large images. Between gradients that are
             # taken, they may be biases, which are handed over right after the products of their layer.
             share[share < 1] = 0
             if share @ facts.program.own_ns < self.least_share * facts.busy_ns:
                 return None
+            if below and (product & (share > 0)).sum() < self.least_products * len(passes):
+                return None
         if not share.any():
             return None
         inputs = any(each.inputs for each in passes)
-        return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1))
+        return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1), below)
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
@@ -301,6 +319,50 @@ class UnusedGradients(StructureRule):
                 added += len(places)
         return Unused(share, added, None) if added else None
 
+    def _below_by_layers(self, facts: Facts) -> Unused | None:
+        """A backward pass through frozen layers, below those that learn; for profiles without recorded shapes.
+
+        If the pass ends with frozen layers, and no other work follows in it, it computes the gradient of an input that
+        no part made: prompts and embeddings would add up or pick their own. The part above must have gradients of
+        weights: an input that is the only thing to learn, as in attacks or inversions, needs the whole pass.
+        """
+        program, backward = facts.program, backward_work(facts)
+        share, passes = np.zeros(facts.work.height), 0
+        if facts.phase is not None or not program.labelled("optimizer").any() or not backward.any():
+            return None
+        for rows in program.by_step():
+            kernels = rows[program.is_kernel[rows]]
+            layers = self._frozen_layers(program, kernels, np.flatnonzero(backward[kernels]))
+            if layers is None:
+                return None
+            share[layers], passes = 1.0, passes + 1
+        if share @ program.own_ns < self.least_share * facts.busy_ns:
+            return None
+        return Unused(share, passes, None, below=True)
+
+    def _frozen_layers(self, program: Program, kernels: Int64s, places: Int64s) -> Int64s | None:
+        """The work of frozen layers with which a step's only backward pass ends, at these places of its kernels.
+
+        A layer's backward pass has a product for the gradient of its input for each product of its forward pass, and
+        one more for each weight that learns. A bias that learns has a sum over rows.
+        """
+        if not len(places) or np.ptp(places) + 1 != len(places):
+            return None
+        forward, back = kernels[: places[0]], kernels[places]
+        products = program.labelled("gemm", "convolution")
+        of_weights = products[back].sum() - products[forward].sum()
+        if of_weights < self.least_products:
+            return None
+        period, begin, stop = longest_repetition(program.launched_as(back))
+        if not period or stop < len(back) or stop - begin < self.least_layers * period:
+            return None
+        layers = back[stop - (stop - begin) // period * period :]
+        of_forward, begin, _ = longest_repetition(program.launched_as(forward))
+        per_layer = products[layers[:period]].sum()
+        learning = program.marked("weight-gradient") | program.marked("parameter-sum") | program.marked("generated")
+        is_frozen = per_layer == products[forward[begin : begin + of_forward]].sum() and not learning[layers].any()
+        return layers if is_frozen and of_weights >= per_layer else None
+
     def _set_share(self, program: Program, part: Int64s, places: Int64s, share: Float64s) -> None:
         """Sets the share of a backward pass that is unused if the gradients added at these places of it are."""
         products, casts = program.products, program.labelled("copy-cast")
@@ -328,14 +390,14 @@ class UnusedGradients(StructureRule):
         return self.seen(
             facts,
             claims,
-            confidence="low" if found.inputs else "medium",
+            confidence="low" if found.inputs or (found.below and found.numbers_share is None) else "medium",
             evidence={
                 "unused_gradients_per_step": found.gradients / facts.steps,
                 "unused_numbers_share": found.numbers_share,
             },
             bound_ns=time_of(facts.program, removable) + facts.own_idle_ns,
-            title=self.inputs_title if found.inputs else "",
-            remedies=_OF_INPUTS if found.inputs else _OF_WEIGHTS,
+            title=first_of((found.inputs, self.inputs_title), (found.below, self.below_title), default=""),
+            remedies=first_of((found.inputs, _OF_INPUTS), (found.below, _OF_FROZEN), default=_OF_WEIGHTS),
         )
 
 
@@ -415,6 +477,7 @@ def _passes(facts: Facts) -> list[_Pass]:
                 unused,
                 added[first:stop],
                 optimizing.is_empty(),
+                _is_read(main, int(ends[stop - 1]), shapes_of_pass[-1]),
             )
         )
     return passes
@@ -462,6 +525,8 @@ _UNREAD: Final = re.compile(
 _BEGINS_FORWARD: Final = re.compile(
     r"aten::(linear|\w*mm|matmul|\w*conv\w*|embedding\w*|\w*norm|scaled_dot_product\w*)$"
 )
+#: The same without norms, which clip gradients as well.
+_MULTIPLIES: Final = r"^aten::(?:linear|\w*mm|matmul|\w*conv\w*|embedding\w*|scaled_dot_product\w*)$"
 #: Most operators from a backward pass to the next forward pass: more are those of an update by hand.
 _MOST_READING: Final = 64
 #: The gradient of an input is among the last that a backward pass hands over.
@@ -487,6 +552,15 @@ def _read_after(main: pl.DataFrame, end: int, handed: Sequence[tuple[int, ...]])
         if not _UNREAD.match(name) and (tensors := tensors_of(text)):
             read |= {max(tensors, key=math.prod)} & inputs
     return read if following.height <= _MOST_READING else set()
+
+
+def _is_read(main: pl.DataFrame, end: int, shape: tuple[int, ...]) -> bool:
+    """Whether the program computes with a tensor of this shape after a backward pass, before its next forward pass."""
+    after = main.filter(pl.col("start_ns") >= end)
+    forward = after.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].min()
+    before = after.filter(pl.col("start_ns") < forward) if forward is not None else after
+    reading = before.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
+    return bool(reading.str.contains(json.dumps(list(shape)), literal=True).any())
 
 
 #: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages

@@ -16,11 +16,12 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
+from warplens.diagnosis.enlarging import CHANNELS_FIRST, ENLARGED_HEADLINE, ENLARGED_TITLE, enlarged
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
-from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_of
+from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_beside, time_of
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -84,13 +85,17 @@ class MemoryBandwidth(Rule):
     question = "Does the GPU spend its time moving data rather than computing?"
     limiter = "kernels that move data rather than compute"
     cause = "memory traffic of kernels"
-    raised_when = "it costs 2 %. Informational unless such kernels take two thirds of the time"
+    raised_when = (
+        "it costs 2 %. Informational unless such kernels take two thirds of the time, or maps are enlarged before a "
+        "convolution of 1 × 1 that at least halves their channels (by recorded shapes)"
+    )
     claimed = (
         "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass could save; "
-        "nearly all of passes that make the terms of a product of matrices and sum them up"
+        "nearly all of passes that make the terms of a product of matrices and sum them up; of work on enlarged maps, "
+        "the share of channels and places that the convolution first does without"
     )
     headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
-    headlines: ClassVar = {TERMS_TITLE: TERMS_HEADLINE}
+    headlines: ClassVar = {TERMS_TITLE: TERMS_HEADLINE, ENLARGED_TITLE: ENLARGED_HEADLINE}
     measured_title: ClassVar = "The GPU is busy with kernels that move data through memory rather than compute"
     inferred_title: ClassVar = f"{measured_title} (inferred from their kind)"
     evidence: ClassVar = {
@@ -118,11 +123,12 @@ class MemoryBandwidth(Rule):
         products = facts.own_ns_having("label", *PRODUCTS)
         inferred = products < self.least_products_share * facts.wall_ns
         measured = facts.work["bound"].is_not_null().to_numpy()
+        maps = enlarged(facts)
         if not inferred and not measured.any():
-            return None
+            return maps if maps.any() else None
         saved, terms = _fusible(facts), contracted(facts)
         saved = np.where((terms > 0) & inferred, terms, saved)
-        return np.where(measured | inferred, saved, 0.0)
+        return np.maximum(np.where(measured | inferred, saved, 0.0), maps)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -142,6 +148,9 @@ class MemoryBandwidth(Rule):
         claimed = claims.busy_ns(self.id)
         of_terms = int(claims.of_work(self.id).to_numpy() @ (contracted(facts) > 0))
         is_terms = 2 * of_terms > claimed
+        maps = enlarged(facts) > 0
+        of_maps = int(claims.of_work(self.id).to_numpy() @ maps)
+        is_maps = 2 * of_maps > claimed
         fused = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True) if is_terms else 1.0
         fusing = Remedy(
             "Fuse chains of elementwise work",
@@ -154,9 +163,14 @@ class MemoryBandwidth(Rule):
         )
         return self.raised(
             facts,
-            of_terms if is_terms else claimed,
-            title=first_of((is_terms, TERMS_TITLE), (measured, self.measured_title), default=self.inferred_title),
-            confidence=confidence,
+            first_of((is_terms, of_terms), (is_maps, of_maps), default=claimed),
+            title=first_of(
+                (is_terms, TERMS_TITLE),
+                (is_maps, ENLARGED_TITLE),
+                (measured, self.measured_title),
+                default=self.inferred_title,
+            ),
+            confidence="medium" if is_maps else confidence,
             evidence={
                 "memory_kernels_ns": time,
                 "memory_kernels_share": share,
@@ -165,7 +179,9 @@ class MemoryBandwidth(Rule):
                 "memory_roof_median_share": number(shares.median()),
             },
             where=kernel_names(facts, facts.work["own_ns"] * moving),
-            remedies=(
+            remedies=(CHANNELS_FIRST,)
+            if is_maps
+            else (
                 ONE_PRODUCT if is_terms else None,
                 bringing(fusing, Gain(fused, fused, fused), self.model) if is_terms else fusing,
                 Remedy(
@@ -177,10 +193,17 @@ class MemoryBandwidth(Rule):
                 ),
             ),
             on_gpu=True,
-            informs=not dominates,
+            informs=not dominates and not is_maps,
+            # The remedy also changes the casts and passes on these maps that other causes claim.
+            replayed=facts.replayed(time=enlarged(facts)) if is_maps else None,
+            busy_ns=int(facts.program.own_ns @ enlarged(facts)) if is_maps else 0,
             # If steps may be parts of a step, chains may continue beyond their ends.
             bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
-            bound_ns=time if sums else saved_ns + (time - saved_ns) // 2,
+            bound_ns=first_of(
+                (is_maps, time_of(facts.program, maps) + int(time_beside(facts.program, maps).sum())),
+                (sums, time),
+                default=saved_ns + (time - saved_ns) // 2,
+            ),
         )
 
 

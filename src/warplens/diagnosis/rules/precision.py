@@ -175,8 +175,8 @@ class Precision(Rule):
     id = "precision"
     model = "products"
     question = "Do matrix products use a format that the tensor cores do not support?"
-    limiter = "matrix products in a format that bypasses the tensor cores"
-    cause = "matrix products off the tensor cores, or in TF32 where others have 16 bits"
+    limiter = "matrix products in a format that tensor cores multiply slowly or not at all"
+    cause = "matrix products off the tensor cores, in float64, or in TF32 where others have 16 bits"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
         "the time that fp32 products on vector units or AMD's matrix units, and float64 products of a program with "
@@ -193,10 +193,12 @@ class Precision(Rule):
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
     beside_title: ClassVar = "Matrix products run in TF32 and fp32, and everything between them in fp32"
+    doubles_title: ClassVar = "A network computes in float64"
     part_title: ClassVar = (
         "A part of the network is left out of mixed precision: its products run in TF32, at half the rate of 16 bits"
     )
     headlines: ClassVar = {
+        doubles_title: "Limited by matrix products in float64: narrower formats could save {share} of the time",
         part_title: "Limited by a part of the network outside of mixed precision: bfloat16 there could save {share} "
         "of the time",
         default_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the "
@@ -212,6 +214,8 @@ class Precision(Rule):
         "claimed_share": "all claimed time, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
         "off_tensor_cores_share": "of the window",
+        "float64_ns": "products in float64, which tensor cores multiply at a fraction of their rate",
+        "float64_share": "of the window",
         "of_products_share": "of all products",
         "products_share": "of the window",
         "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
@@ -419,7 +423,9 @@ class Precision(Rule):
         is_left_out = left_out > wide
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
-        doubles = time_of(facts.program, _doubles(facts) & off) > wide / 2
+        doubles_ns = time_of(facts.program, _doubles(facts) & off)
+        doubles = doubles_ns > wide / 2
+        off_cores = None if is_left_out else ((wide - doubles_ns) or None if doubles else wide)
         units = 2 * time_of(facts.program, _on_matrix_units(facts) & off) > wide
         peak = first_of((is_left_out, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
         factor = tensor_core_factor(facts, peak)
@@ -432,7 +438,7 @@ class Precision(Rule):
             claimed,
             title=first_of(
                 (is_left_out, self.part_title),
-                (doubles, "A network computes in float64"),
+                (doubles, self.doubles_title),
                 (by_default, self.default_title),
                 (narrow, self.narrow_title),
                 (units, self.matrix_title),
@@ -442,8 +448,10 @@ class Precision(Rule):
             confidence="high" if is_sure and not by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
-                "off_tensor_cores_ns": None if is_left_out else wide,
-                "off_tensor_cores_share": None if is_left_out else wide / facts.wall_ns,
+                "off_tensor_cores_ns": off_cores,
+                "off_tensor_cores_share": off_cores / facts.wall_ns if off_cores is not None else None,
+                "float64_ns": doubles_ns if doubles else None,
+                "float64_share": doubles_ns / facts.wall_ns if doubles else None,
                 "of_products_share": wide / products if products and not is_left_out else None,
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,

@@ -12,11 +12,11 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy
-from warplens.diagnosis.picking import first_shapes, unpicked_passes
+from warplens.diagnosis.picking import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.attention import attention_masks
 from warplens.diagnosis.rules.kernels import busy_with, tiles
-from warplens.diagnosis.structure import StructureRule, time_of
+from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Operators that make a view of a part of a tensor, without a kernel.
@@ -26,7 +26,7 @@ _OF_A_THREAD: Final = 16
 
 
 class UnusedResults(StructureRule):
-    """A product in inference, or passes over rows, of whose result only a small part is read."""
+    """A product of whose result nothing or only a small part is read, or passes over rows of which few are picked."""
 
     id = "unused-results"
     model = "products"
@@ -38,20 +38,24 @@ class UnusedResults(StructureRule):
     )
     raised_when = (
         "in inference, a matrix product takes at least a twentieth of the time, and later work of its step reads at "
-        "most a sixteenth of its result; or casts and arithmetic pass over all rows of a tensor right before at most "
-        "half of them are picked by index, and nothing else reads it (by recorded shapes); and it costs 2 %"
+        "most a sixteenth of its result; in training, by recorded shapes, nothing in the whole window reads as many "
+        "numbers as its result has, not even in parts; or casts and arithmetic pass over all rows of a tensor right "
+        "before at most half of them are picked by index, and nothing else reads it (by recorded shapes); and it costs "
+        "2 %"
     )
-    claimed = "nearly all of these products; of such passes, the share of rows that are not picked"
+    claimed = "all or nearly all of these products; of such passes, the share of rows that are not picked"
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
+    unread_title: ClassVar = "A large product is computed, and nothing reads its result"
     unpicked_title: ClassVar = "Passes go over all rows of a tensor, of which few are picked right after"
     headlines: ClassVar = {
+        unread_title: "Limited by results that nothing reads: {share} of the time goes into a product without a use",
         unpicked_title: "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking "
-        "rows first"
+        "rows first",
     }
     evidence: ClassVar = {
         "unpicked_passes_per_step": "passes over all rows of a tensor of which few are picked",
-        "unread_products_per_step": "products of whose result only a slice is read",
+        "unread_products_per_step": "products of whose result nothing or only a slice is read",
         "read_share": "upper limit of the numbers that are read, of their results",
     }
     refutation = (
@@ -59,6 +63,8 @@ class UnusedResults(StructureRule):
         "more of them was read."
     )
     refutations: ClassVar = {
+        unread_title: "Leave out the product (take hidden states of a model without its head): if a result differs, "
+        "something reads it.",
         unpicked_title: "Pick rows before the passes: if the results differ, more rows were read.",
     }
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
@@ -73,7 +79,8 @@ class UnusedResults(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share saved of these products and passes."""
-        share, unpicked = np.where(self._unread(facts)[0], float(self.saved_share), 0.0), unpicked_passes(facts)
+        saved = 1.0 if facts.trains else float(self.saved_share)
+        share, unpicked = np.where(self._unread(facts)[0], saved, 0.0), unpicked_passes(facts)
         return share if unpicked is None or share.any() else unpicked.share
 
     @remembered
@@ -82,8 +89,10 @@ class UnusedResults(StructureRule):
         program = facts.program
         unread = np.zeros(facts.work.height, dtype=np.bool_)
         products = program.labelled("gemm") & ~program.marked("vector-product")
-        if facts.trains or not products.any() or time_of(program, products) < self.least_share * facts.busy_ns:
+        if not products.any() or time_of(program, products) < self.least_share * facts.busy_ns:
             return unread, 0.0
+        if facts.trains:
+            return self._never_read(facts, products), 0.0
         shapes = program.shapes()
         has_shapes = shapes.null_count() < shapes.len()
         most = 0.0
@@ -104,6 +113,26 @@ class UnusedResults(StructureRule):
                 if read is not None and read <= self.most_read:
                     unread[rows[place]], most = True, max(most, read)
         return unread, most
+
+    def _never_read(self, facts: Facts, products: Bools) -> Bools:
+        """Large products of whose result no work of the window takes as many numbers, and no operator takes a part.
+
+        The loss would read them, and products of the backward pass their gradient. Work without recorded shapes may
+        read anything.
+        """
+        program = facts.program
+        unread = np.zeros(facts.work.height, dtype=np.bool_)
+        shapes = program.shapes()
+        if facts.phase is not None or (shapes.is_null().to_numpy() & ~program.having("kind", "memset")).any():
+            return unread
+        large = np.flatnonzero(products & (program.own_ns * facts.steps >= self.least_share * facts.busy_ns))
+        sizes = {int(row): _result(shapes[int(row)]) for row in large}
+        if not any(sizes.values()):
+            return unread
+        read = {math.prod(shape) for shape in first_shapes(facts, SLICES, *ANY_TIME)}
+        read.update(*(numbers_in(text) for text in shapes.unique()))
+        unread[[row for row, size in sizes.items() if size and size not in read]] = True
+        return unread
 
     def _read_by_shapes(self, facts: Facts, product: int, later: Int64s, shapes: pl.Series) -> float | None:
         """Share of its result that later work of the step reads; None if no slice is taken or too much is read."""
@@ -165,6 +194,18 @@ class UnusedResults(StructureRule):
                 bound_ns=time_of(facts.program, unpicked.work),
                 remedies=_PICKED_FIRST,
             )
+        if facts.trains:
+            return self.seen(
+                facts,
+                claims,
+                title=self.unread_title,
+                confidence="medium",
+                evidence={"unread_products_per_step": int(unread.sum()) / facts.steps, "read_share": 0.0},
+                bound_ns=time_of(facts.program, unread)
+                + int(time_beside(facts.program, unread).sum())
+                + facts.own_idle_ns,
+                remedies=_WITHOUT_HEAD,
+            )
         return self.seen(
             facts,
             claims,
@@ -182,6 +223,16 @@ class UnusedResults(StructureRule):
             ),
         )
 
+
+#: For products whose result nothing reads.
+_WITHOUT_HEAD: Final = (
+    Remedy(
+        "Leave out the part that makes it",
+        "hidden = model.base_model(input_ids=ids).last_hidden_state  # not the whole model with its head\n"
+        "model = transformers.AutoModel.from_pretrained(name)  # or load it without a head",
+        "no product, no casts of its operands, and no memory for its result",
+    ),
+)
 
 #: For passes over rows of which few are picked.
 _PICKED_FIRST: Final = (
