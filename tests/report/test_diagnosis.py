@@ -16,6 +16,8 @@ from warplens.diagnosis.across import diagnose_run
 from warplens.diagnosis.findings import Place, times
 from warplens.report.brief import brief, brief_table
 from warplens.report.document import SectionOf, Table
+from warplens.report.html import render_html
+from warplens.report.markdown import escaped, render_markdown
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
 from warplens.report.run import by_itself_table, run_strips
@@ -55,7 +57,9 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
 
 def test_a_cause_on_the_gpu_behind_the_host_is_told_with_what_both_remedies_bring():
     """Short products beside the tensor cores: the host launches too slowly, and hides what they cost."""
-    found = judged(record(lambda machine: machine.launch(3 * US, programs.FP32_GEMM, times=200) or machine.wait()))
+    timeline = Timeline(record(lambda machine: machine.launch(3 * US, programs.FP32_GEMM, times=200) or machine.wait()))
+    numbers = examine(timeline, timeline.window())
+    found = numbers.diagnosis
     first, behind = found.findings[0], found.finding("precision")
     assert first.id == "launch-overhead"
     assert behind is not None
@@ -64,6 +68,20 @@ def test_a_cause_on_the_gpu_behind_the_host_is_told_with_what_both_remedies_brin
     together = max(change.expected for change in found.what_if.changes if len(change.findings) > 1)
     assert also.startswith(f"{behind.remedies[0].action} [precision]: together about {times(together)} (")
     assert together > 2 * first.expected
+    document = overview_document(numbers)
+    assert f"<strong>Beside it:</strong> {also}" in render_html(document).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"- Beside it: {escaped(also)}" in render_markdown(document)
+
+
+def test_remedies_that_leave_almost_nothing_bring_more_than_a_number(numbers):
+    found = numbers.diagnosis
+    vast = replace(found.findings[0], expected=250.0, expected_interval=(40.0, 250.0))
+    told = [line.text for line in brief(replace(found, findings=(vast,)))]
+    assert any(text.startswith("More than 100× as fast: 40.0× to >100×") for text in told)
+    other = replace(found.findings[0], id="precision", expected=1.1)
+    change = replace(found.what_if.changes[0], findings=(vast.id, other.id), expected=250.0)
+    both = replace(found, findings=(found.findings[0], other), what_if=replace(found.what_if, changes=(change,)))
+    assert any(line.text.endswith(": together more than 100×.") for line in brief(both) if line.label == "also")
 
 
 def test_the_answer_says_where_if_a_place_says_more_than_the_step(numbers):
