@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import warplens
 from tests.diagnosis import programs
 from tests.diagnosis.fleet import US, Fleet, run_of_files
 from tests.diagnosis.programs import judged, record
+from tests.shipped import of_others
 from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
@@ -197,6 +199,18 @@ def test_a_phase_that_is_the_whole_window_does_not_repeat_its_verdict(numbers):
     whole = replace(numbers.diagnosis.per_phase[0], share=1.0)
     tables = diagnosis_tables(replace(numbers.diagnosis, per_phase=(whole,)))
     assert "phase-verdicts" not in {table.id for table in tables}
+
+
+def test_phases_tell_how_much_of_the_verdict_lies_in_each():
+    """Recomputed work runs in the backward pass, whose own limit may be another one."""
+    timeline = Timeline(warplens.read(of_others("pairs/checkpoint_small.sqlite")))
+    found = diagnose(timeline, timeline.window())
+    table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+    assert (found.verdict, table.columns[-1].title) == ("recomputation", "Of recomputation")
+    assert table.rows["of_verdict_share"].to_list() == [0.0, 1.0, 0.0]
+    unclaimed = replace(found, per_phase=tuple(replace(part, of_verdict_share=None) for part in found.per_phase))
+    table = next(table for table in diagnosis_tables(unclaimed) if table.id == "phase-verdicts")
+    assert "of_verdict_share" not in {column.name for column in table.columns}
 
 
 def test_a_bound_is_no_gain_of_a_phase(numbers):
