@@ -24,6 +24,7 @@ from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
 from warplens.report.run import by_itself_table, run_strips
 from warplens.report.verdict import (
+    checklist_blocks,
     coverage_lines,
     diagnosis_tables,
     evidence_label,
@@ -208,9 +209,18 @@ def test_phases_tell_how_much_of_the_verdict_lies_in_each():
     table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
     assert (found.verdict, table.columns[-1].title) == ("recomputation", "Of recomputation")
     assert table.rows["of_verdict_share"].to_list() == [0.0, 1.0, 0.0]
+    assert "# timm: model.set_grad_checkpointing(False)" in found.findings[0].remedies[0].how
     unclaimed = replace(found, per_phase=tuple(replace(part, of_verdict_share=None) for part in found.per_phase))
     table = next(table for table in diagnosis_tables(unclaimed) if table.id == "phase-verdicts")
     assert "of_verdict_share" not in {column.name for column in table.columns}
+
+
+def test_the_checklist_counts_its_items_in_a_sentence(numbers):
+    rows = numbers.checklist
+    unknown = rows.filter(rows["found"] == "cannot tell").height
+    assert unknown
+    first = next(iter(checklist_blocks(rows)))
+    assert f" not applicable; {unknown} cannot be told from these files. What" in first.text
 
 
 def test_a_bound_is_no_gain_of_a_phase(numbers):

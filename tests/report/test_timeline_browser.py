@@ -209,9 +209,10 @@ def test_paper_keeps_the_colours_of_the_legend(visit):
     page.emulate_media(media="print")
     swatches = page.locator("#timeline-view .legend i")
     assert swatches.count() > 2
-    assert swatches.evaluate_all("all => all.map(each => getComputedStyle(each).printColorAdjust)") == [
-        "exact"
-    ] * swatches.count()
+    assert (
+        swatches.evaluate_all("all => all.map(each => getComputedStyle(each).printColorAdjust)")
+        == ["exact"] * swatches.count()
+    )
 
 
 def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):

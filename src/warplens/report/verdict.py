@@ -445,8 +445,8 @@ _PHASES: Final = (
     column("phase", help=""),
     column("verdict", help="", title="Limited by"),
     _GAIN.but(
-        help="speed-up of the phase by the first remedy, by its own times alone; in the program, a host that runs ahead "
-        "in one phase may hide the pauses of another"
+        help="speed-up of the phase by the first remedy, by its own times alone; in the program, a host that runs "
+        "ahead in one phase may hide the pauses of another"
     ),
     column("wall_ns", help="GPU work of the phase and the pauses before that work", title="Time"),
     column("busy_share", help="of that time"),
@@ -677,7 +677,7 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
     checked = counts["in order"] + counts["to mend"]
     yield quiet(
         f"{checked} of {rows.height} items were checked: {counts['in order']} in order, {counts['to mend']} to mend; "
-        f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What "
+        f"{counts['not applicable']} not applicable; {counts['cannot tell']} cannot be told from these files. What "
         "an item costs is an upper bound, of the kernels that were looked at (Seen); costs do not add up."
     )
     shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")

@@ -99,8 +99,7 @@ def answer(
     elif profiles.timelines:
         diagnosed = _diagnosed(profiles.timelines, reading.window)
         print_brief(brief_table([(answer.sources[0], answer.diagnosis) for answer in diagnosed]))
-    if reading.counters:
-        _print_counters(reading, reading.counter_paths if profiles.timelines else paths)
+    _print_counters(reading, paths)
     if folder is not None:
         written += _reports(reading, folder, [answer.diagnosis for answer in diagnosed], run, written)
         print_brief([Line("report", "", "plain", tuple(map(str, written)))])
@@ -231,10 +230,12 @@ def _print_run(run: RunDiagnosis, paths: Sequence[Path], window: str) -> None:
 
 
 def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
-    """Print the answer on each report of hardware counters."""
+    """Print the answer on each report of hardware counters; nothing if there is none."""
+    if not reading.counters:
+        return
     from warplens.report.counters.document import counters_answer, counters_lead
 
-    typed_paths = " ".join(map(typed, paths))
+    typed_paths = " ".join(map(typed, reading.counter_paths if reading.profiles.timelines else paths))
     commands = {
         f"warplens counters {typed_paths}": "every kernel: what bounds it, and why",
         f"warplens roofline {typed_paths}": "how far each kernel is from the peaks of its GPU",
