@@ -186,6 +186,17 @@ def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):
     assert run.out.splitlines()[1].removeprefix("verdict").strip() in page
 
 
+def test_counters_beside_a_profile_are_answered_too_and_joined_only_with_its_kernels(warplens):
+    """The planted kernels are not those of the profile."""
+    alone, both = warplens("demo:planted_h200").out, warplens(BASELINE, "demo:planted_h200").out
+    verdict = next(line for line in alone.splitlines() if line.startswith("verdict"))
+
+    assert "[launch-overhead]" in both
+    assert verdict in both
+    assert "warplens counters demo:planted_h200" in both
+    assert "--counters" not in both
+
+
 @pytest.mark.parametrize(
     ("name", "given", "only_measured"),
     [

@@ -154,6 +154,14 @@ def test_a_step_is_pictured_as_recorded_and_the_gpu_works_as_long_without_a_prof
     assert sum(int((lane.end_ns - lane.start_ns).sum()) for lane in after.lanes[1:]) >= 0.99 * busy
 
 
+def test_the_pictured_step_is_the_one_of_median_length() -> None:
+    """Of three steps only the middle one is whole for certain, and it is the longest."""
+    timeline = Timeline(warplens.read(of_others("nsys/h200_lm_small_train.sqlite")))
+    lengths = {step.index: step.duration_ns for step in timeline.window().steps}
+    pictures = diagnose(timeline, timeline.window()).what_if.pictures
+    assert sorted(lengths, key=lengths.__getitem__)[1] == pictures.step
+
+
 def test_a_change_that_is_named_twice_counts_once_and_nothing_to_mend_is_said_so() -> None:
     selection = selected(Timeline(warplens.read(capture("deit224_bs1_baseline.sqlite.xz"))))
     once, twice = (

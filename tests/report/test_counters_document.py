@@ -13,6 +13,7 @@ import pytest
 import warplens
 from tests.analysis.counters.builders import counters, launch
 from tests.report.conftest import Visit
+from tests.shipped import of_others
 from warplens.analysis.counters.comparison import compare_counters
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import RULES, KernelCounters
@@ -71,6 +72,12 @@ def test_ranges_are_not_called_kernels():
     lead = counters_lead(examine_counters(read_counters(MODES / "nvtx_ranges.ncu-rep.xz")))
 
     assert lead.startswith("1 result of kernels, ranges or graphs took 2.47 ms: 100.0 % bound by compute.")
+
+
+def test_a_launch_of_which_one_section_was_collected_did_not_fail():
+    path = of_others("ncu/rtx5090_deepseek_ocr_kernel_0001/ncu.section_Occupancy.csv")
+    lead = counters_lead(examine_counters(read_counters(path)))
+    assert lead == "1 launch of 1 kernel, none of which has a duration: it was not collected."
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import warplens
 from tests.diagnosis import programs
 from tests.diagnosis.fleet import US, Fleet, run_of_files
 from tests.diagnosis.programs import judged, record
+from tests.shipped import of_others
 from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
@@ -16,10 +18,13 @@ from warplens.diagnosis.across import diagnose_run
 from warplens.diagnosis.findings import Place, times
 from warplens.report.brief import brief, brief_table
 from warplens.report.document import SectionOf, Table
+from warplens.report.html import render_html
+from warplens.report.markdown import escaped, render_markdown
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
 from warplens.report.run import by_itself_table, run_strips
 from warplens.report.verdict import (
+    checklist_blocks,
     coverage_lines,
     diagnosis_tables,
     evidence_label,
@@ -55,7 +60,9 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
 
 def test_a_cause_on_the_gpu_behind_the_host_is_told_with_what_both_remedies_bring():
     """Short products beside the tensor cores: the host launches too slowly, and hides what they cost."""
-    found = judged(record(lambda machine: machine.launch(3 * US, programs.FP32_GEMM, times=200) or machine.wait()))
+    timeline = Timeline(record(lambda machine: machine.launch(3 * US, programs.FP32_GEMM, times=200) or machine.wait()))
+    numbers = examine(timeline, timeline.window())
+    found = numbers.diagnosis
     first, behind = found.findings[0], found.finding("precision")
     assert first.id == "launch-overhead"
     assert behind is not None
@@ -64,6 +71,20 @@ def test_a_cause_on_the_gpu_behind_the_host_is_told_with_what_both_remedies_brin
     together = max(change.expected for change in found.what_if.changes if len(change.findings) > 1)
     assert also.startswith(f"{behind.remedies[0].action} [precision]: together about {times(together)} (")
     assert together > 2 * first.expected
+    document = overview_document(numbers)
+    assert f"<strong>Beside it:</strong> {also}" in render_html(document).replace("\N{NO-BREAK SPACE}", " ")
+    assert f"- Beside it: {escaped(also)}" in render_markdown(document)
+
+
+def test_remedies_that_leave_almost_nothing_bring_more_than_a_number(numbers):
+    found = numbers.diagnosis
+    vast = replace(found.findings[0], expected=250.0, expected_interval=(40.0, 250.0))
+    told = [line.text for line in brief(replace(found, findings=(vast,)))]
+    assert any(text.startswith("More than 100× as fast: 40.0× to >100×") for text in told)
+    other = replace(found.findings[0], id="precision", expected=1.1)
+    change = replace(found.what_if.changes[0], findings=(vast.id, other.id), expected=250.0)
+    both = replace(found, findings=(found.findings[0], other), what_if=replace(found.what_if, changes=(change,)))
+    assert any(line.text.endswith(": together more than 100×.") for line in brief(both) if line.label == "also")
 
 
 def test_the_answer_says_where_if_a_place_says_more_than_the_step(numbers):
@@ -179,6 +200,27 @@ def test_a_phase_that_is_the_whole_window_does_not_repeat_its_verdict(numbers):
     whole = replace(numbers.diagnosis.per_phase[0], share=1.0)
     tables = diagnosis_tables(replace(numbers.diagnosis, per_phase=(whole,)))
     assert "phase-verdicts" not in {table.id for table in tables}
+
+
+def test_phases_tell_how_much_of_the_verdict_lies_in_each():
+    """Recomputed work runs in the backward pass, whose own limit may be another one."""
+    timeline = Timeline(warplens.read(of_others("pairs/checkpoint_small.sqlite")))
+    found = diagnose(timeline, timeline.window())
+    table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+    assert (found.verdict, table.columns[-1].title) == ("recomputation", "Of recomputation")
+    assert table.rows["of_verdict_share"].to_list() == [0.0, 1.0, 0.0]
+    assert "# timm: model.set_grad_checkpointing(False)" in found.findings[0].remedies[0].how
+    unclaimed = replace(found, per_phase=tuple(replace(part, of_verdict_share=None) for part in found.per_phase))
+    table = next(table for table in diagnosis_tables(unclaimed) if table.id == "phase-verdicts")
+    assert "of_verdict_share" not in {column.name for column in table.columns}
+
+
+def test_the_checklist_counts_its_items_in_a_sentence(numbers):
+    rows = numbers.checklist
+    unknown = rows.filter(rows["found"] == "cannot tell").height
+    assert unknown
+    first = next(iter(checklist_blocks(rows)))
+    assert f" not applicable; {unknown} cannot be told from these files. What" in first.text
 
 
 def test_a_bound_is_no_gain_of_a_phase(numbers):

@@ -21,9 +21,10 @@ from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.ranks import one_run
+from warplens.report.document import View
 from warplens.report.overview.numbers import examine
 from warplens.report.timeline import timeline_view
-from warplens.report.timelines import run_timeline, run_view
+from warplens.report.timelines import run_timeline, run_view, timeline_blocks
 from warplens.report.tracks import Marks, TimelineView, packed
 
 #: Two streams and copies; a training step of PyTorch with operators on two threads.
@@ -178,6 +179,35 @@ def test_a_cause_in_thousands_of_small_pauses_is_shown_where_they_are_densest():
     for moment in moments:
         assert moment.pieces > 1
         assert 0 < moment.claimed_ns <= moment.end_ns - moment.start_ns
+
+
+def _products(machine: Machine) -> None:
+    """Of products in single precision, every second takes longer; none takes a twentieth of the step."""
+    for _ in range(30):
+        machine.launch(100 * US, programs.FP32_GEMM)
+        machine.launch(150 * US, programs.FP32_GEMM.replace("128x64", "128x128"))
+    machine.wait()
+
+
+@pytest.mark.parametrize(
+    ("step", "finding", "what", "costliest"),
+    [
+        (programs.launch_bound, "launch-overhead", "pauses", "waiting for a launch"),
+        (_products, "precision", "pieces of work", "ampere_sgemm_128x128_tn"),
+    ],
+    ids=["pauses", "kernels"],
+)
+def test_a_stretch_tells_what_it_consists_of_and_names_the_costliest(step, finding, what, costliest):
+    timeline = Timeline(programs.record(step))
+    numbers = examine(timeline, timeline.window())
+    moments = [each for each in numbers.diagnosis.moments if each.finding == finding]
+    (view,) = (block for block in timeline_blocks(numbers) if isinstance(block, View))
+    told = [row.cells[1] for row in view.rows if row.cells[0] == finding]
+    assert told == [f"{moment.pieces} {what}, the costliest: {costliest}" for moment in moments]
+    for moment in moments:
+        inside = timeline.work.filter(pl.col("start_ns").is_between(moment.start_ns, moment.end_ns, closed="left"))
+        # A pause ends where work begins, and the last of them is not followed by any.
+        assert inside.height == moment.pieces - bool(moment.pauses)
 
 
 RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")

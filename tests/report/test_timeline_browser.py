@@ -192,6 +192,29 @@ def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, pa
     context.close()
 
 
+def test_a_phone_shows_the_worst_moments_whole(visit, view):
+    page = visit(viewport={"width": 400, "height": 850})
+    cells = page.locator("#timeline-view tbody td:nth-child(2)").all()
+    assert len(cells) == len(view.moments)
+    for cell in cells:
+        box = cell.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 400
+        assert box["height"] < 100
+    start = page.locator("#timeline-view tbody td:nth-child(4)").first
+    assert start.evaluate("cell => getComputedStyle(cell, '::before').content") == '"From "'
+
+
+def test_paper_keeps_the_colours_of_the_legend(visit):
+    page = visit()
+    page.emulate_media(media="print")
+    swatches = page.locator("#timeline-view .legend i")
+    assert swatches.count() > 2
+    assert (
+        swatches.evaluate_all("all => all.map(each => getComputedStyle(each).printColorAdjust)")
+        == ["exact"] * swatches.count()
+    )
+
+
 def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
     page = visit("flame")
     figure = page.locator("#flame-view")

@@ -177,6 +177,8 @@ class PhaseVerdict:
     wall_ns: int  #: time of the phase: its GPU work and the pauses that this work ended
     busy_ns: int  #: GPU work of the phase
     share: float  #: of the window's time
+    #: part of the time of the whole window's verdict that lies in this phase; None if that verdict claims none
+    of_verdict_share: float | None = None
 
 
 @dataclass(frozen=True)

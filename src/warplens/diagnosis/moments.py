@@ -40,8 +40,9 @@ class Moment:
     device: int  #: CUDA ordinal of the GPU
     claimed_ns: int
     what: str  #: `pause`, `work`, or `stretch` of several
-    name: str  #: name of the work as recorded, or the main cause of the pause; empty for a stretch
+    name: str  #: name of the work as recorded, or the main cause of the pause; of a stretch, of its costliest piece
     pieces: int  #: claimed pauses and pieces of work
+    pauses: int  #: how many of these are pauses
 
 
 def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Moment, ...]:
@@ -75,9 +76,9 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
         yield from _stretches(facts, id_, claimed)
         return
     for piece in single.iter_rows(named=True):
-        name = _cause(facts, piece["row"]) if piece["what"] == "pause" else _name(facts, piece["row"])
         start, end, device = (int(piece[column]) for column in span)
-        yield Moment(id_, start, end, device, int(piece["claimed_ns"]), piece["what"], name, 1)
+        claimed_ns, what, pauses = int(piece["claimed_ns"]), piece["what"], int(piece["what"] == "pause")
+        yield Moment(id_, start, end, device, claimed_ns, what, _name(facts, piece["row"], what), 1, pauses)
 
 
 def _stretches(facts: Facts, id_: str, claimed: pl.DataFrame) -> Iterator[Moment]:
@@ -90,12 +91,24 @@ def _stretches(facts: Facts, id_: str, claimed: pl.DataFrame) -> Iterator[Moment
     cell = (pl.col("start_ns") - facts.window.start_ns) // length
     best = (
         claimed.group_by("device", cell.alias("cell"))
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("claimed_ns").sum(), pl.len().alias("pieces"))
+        .agg(
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            pl.col("row", "what").get(pl.col("claimed_ns").arg_max()),
+            pl.col("claimed_ns").sum(),
+            pl.len().alias("pieces"),
+            (pl.col("what") == "pause").sum().alias("pauses"),
+        )
         .sort("claimed_ns", "start_ns", "device", descending=[True, False, False])
     )
     for row in best.head(MOST_MOMENTS).iter_rows(named=True):
         start, end, device, spent = (row[column] for column in ("start_ns", "end_ns", "device", "claimed_ns"))
-        yield Moment(id_, start, end, device, spent, "stretch", "", row["pieces"])
+        name = _name(facts, row["row"], row["what"])
+        yield Moment(id_, start, end, device, spent, "stretch", name, row["pieces"], row["pauses"])
+
+
+def _name(facts: Facts, row: int, what: str) -> str:
+    return _cause(facts, row) if what == "pause" else _work(facts, row)
 
 
 def _cause(facts: Facts, row: int) -> str:
@@ -104,7 +117,7 @@ def _cause(facts: Facts, row: int) -> str:
     return max(spent, key=lambda cause: spent[cause])
 
 
-def _name(facts: Facts, row: int) -> str:
+def _work(facts: Facts, row: int) -> str:
     kind, place, label = facts.work.select("kind", "row", "label").row(row)
     if kind != "kernel":
         return str(label)

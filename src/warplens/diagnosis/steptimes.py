@@ -24,6 +24,9 @@ from warplens.profile.schema import Bools, Int64s, name_categories
 #: Neighbours on a lane shorter than this share of the longest step become one mark: two pixels of a wide page.
 _CELL: Final = 1 / 500
 
+#: Steps whose lengths differ by less are as long as each other.
+_AS_LONG: Final = 0.02
+
 #: Most streams that are drawn, those with the most work in the step.
 MOST_STREAMS: Final = 4
 
@@ -107,11 +110,7 @@ class StepReplays:
             np.array([window.start_ns, *inner, window.end_ns], dtype=np.int64),
         )
         self._before = self._times(recorded, replayed)
-        lengths = np.diff(self._before.bounds)
-        # A step of typical length; the first and the last of several may be cut.
-        candidates = np.arange(len(lengths))[1:-1] if len(lengths) > 2 else np.arange(len(lengths))
-        usual = np.median(lengths[candidates])
-        self._step = int(candidates[np.abs(lengths[candidates] - usual).argmin()])
+        self._step = _typical(np.diff(self._seen.bounds))
         self._index = steps[self._step].index if steps else None
         self._after: dict[str, tuple[_Times, int]] = {}
 
@@ -189,6 +188,13 @@ class StepReplays:
         longest = np.maximum.reduceat((end - start) * len(self._labels) + code, begins) % len(self._labels)
         labels = tuple(self._labels[number] for number in longest.tolist())
         return Lane(stream, start[begins], np.maximum.reduceat(end, begins), labels, len(start))
+
+
+def _typical(lengths: Int64s) -> int:
+    """The step of median length; one as long between two others if there is one, as the first and last may be cut."""
+    off = np.abs(lengths / max(int(np.sort(lengths)[(len(lengths) - 1) // 2]), 1) - 1)
+    is_edge = np.isin(np.arange(len(lengths)), (0, len(lengths) - 1))
+    return int(np.lexsort((off, is_edge, off > _AS_LONG))[0])
 
 
 def _host_times(recorded: RecordedSchedule, replayed: Replayed) -> tuple[Int64s, Int64s]:

@@ -43,6 +43,7 @@ from warplens.diagnosis.rule import first_of, weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
+from warplens.diagnosis.structure import StructureRule
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import WhatIfs, what_ifs
 from warplens.profile import Note
@@ -350,12 +351,15 @@ def diagnose(
         without_profiler=facts.unprofiled_step if facts.window.steps and not decides else None,
         verdict_known=is_known(verdict),
     )
+    shares = _shares_by_phase(facts, of_verdict, verdict.id)
     # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.
-    del claims
+    del claims, of_verdict
     facts.forget()
     parts, phases = [] if decides else facts.hand_over_to_phases(), []
     while parts:
-        phases.append(_of_phase(parts.pop(0)))
+        part = parts.pop(0)
+        phases.append(replace(_of_phase(part), of_verdict_share=shares.get(str(part.phase))))
+        del part
     vars(facts).pop("program", None)  # facts and program hold each other
     del facts
     return replace(diagnosis, per_phase=tuple(phases))
@@ -567,6 +571,19 @@ def _ranked(found: Iterator[Finding]) -> list[Finding]:
             finding.id,
         ),
     )
+
+
+def _shares_by_phase(facts: Facts, claims: Claims, id_: str) -> dict[str, float]:
+    """The share of each phase in the time that a finding claims; nothing if it claims none.
+
+    A host that need not issue the work of a structure is in time for other work as well, which is not where it is.
+    """
+    spent = [(facts.work, claims.pieces(id_))]
+    if not isinstance(rule(id_), StructureRule):
+        spent.append((facts.gaps, claims.pauses(id_)))
+    total = sum(each.total for _, each in spent)
+    times = [table.select("phase", claimed_ns=pl.Series(each.whole())) for table, each in spent]
+    return dict(pl.concat(times).group_by("phase").agg(pl.col("claimed_ns").sum() / total).rows()) if total else {}
 
 
 def _of_phase(part: Facts) -> PhaseVerdict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import polars as pl
 
 from warplens.diagnosis.across import makes
-from warplens.diagnosis.findings import Diagnosis
+from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.results import PaddedWork
@@ -103,7 +103,8 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
     if isinstance(diagnosis, Diagnosis):
-        yield from _together(diagnosis, verdict)
+        if text := _together(diagnosis, verdict):
+            yield Line("also", text)
     elif more := [found for found in diagnosis.findings[1:] if found.gain and found.gain >= DEFAULTS.raise_ceiling]:
         # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
         also = (
@@ -118,32 +119,36 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
         yield Line("next", "", "quiet", code=tuple(commands))
 
 
-def _together(diagnosis: Diagnosis, verdict: Finding) -> Iterator[Line]:
-    """The remedy that brings most beside the first one, if both bring clearly more than each."""
+def _together(diagnosis: Diagnosis, verdict: Finding) -> str:
+    """What the first remedy and others bring together; empty if it is not clearly more than the best of them alone."""
     changes = diagnosis.what_if.changes if diagnosis.what_if is not None else ()
     pairs = [change for change in changes if change.is_pair and verdict.id in change.findings]
     best = max(pairs, key=lambda change: change.expected, default=None)
     if best is None:
-        return
+        return ""
     (other,) = (diagnosis.finding(id_) for id_ in best.findings if id_ != verdict.id)
     if other is None:
-        return
+        return ""
     text, told = "", max(verdict.expected or 1.0, other.expected or 1.0)
     if best.expected >= _MORE_TOGETHER * told:
         remedy = next((remedy for remedy in other.remedies if remedy.gain is not None), other.remedies[0])
-        text = f"{remedy.action} [{other.id}]: together about {_spread(best)}"
+        text = f"{remedy.action} [{other.id}]: together {_spread(best)}"
         told = best.expected
     every = next((change for change in changes if len(change.findings) > 2), None)
     if every is not None and every.expected >= _MORE_TOGETHER * told:
         others = ", ".join(id_ for id_ in every.findings if id_ != verdict.id)
-        text += f"{'; ' if text else ''}with the remedies of {others}: about {_spread(every)}"
-    if text:
-        yield Line("also", fmt.sentence(text))
+        text += f"{'; ' if text else ''}with the remedies of {others}: {_spread(every)}"
+    return fmt.sentence(text) if text else ""
 
 
 def _spread(change: WhatIf) -> str:
     low, high = map(factor, change.expected_interval)
-    return f"{factor(change.expected)} ({low} to {high})"
+    return f"{_roughly(change.expected)} ({low} to {high})" if change.expected < MANY else _roughly(change.expected)
+
+
+def _roughly(gain: float) -> str:
+    """An expected gain in a sentence: `about 1.23×`, or `more than 100×`."""
+    return f"about {factor(gain)}" if gain < MANY else f"more than {MANY:.0f}×"
 
 
 def _of_path(path: str, code: Iterable[str]) -> Iterator[str]:
@@ -173,9 +178,8 @@ def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
         return fmt.sentence(f"{word} {reason}" if word == "Nothing" else f"{word}: {reason}")
     if verdict.expected is None:
         return fmt.sentence(_range(diagnosis, verdict))
-    return (
-        f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(diagnosis, verdict)}."
-    )
+    gained = f"{_roughly(verdict.expected)} {verdict.gained.removesuffix(' without it')}"
+    return fmt.sentence(f"{gained}: {_range(diagnosis, verdict)}")
 
 
 def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
@@ -275,6 +279,7 @@ def answer_block(diagnosis: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...],
         refute=verdict.refute if is_complete else "",
         notes=tuple(limiting),
         strips=strips if is_complete else (),
+        together=_together(diagnosis, verdict) if is_complete and isinstance(diagnosis, Diagnosis) else "",
         others=(
             *(
                 (f"{at}finding-{finding.id}", rule(finding.id).limiter, factor(finding.gain))

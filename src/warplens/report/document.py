@@ -198,6 +198,7 @@ class Answer:
     refute: str = ""  #: the experiment that would refute the cause; empty for none
     notes: tuple[Note, ...] = ()  #: cautions to read before the numbers
     strips: tuple[Strip, ...] = ()  #: the whole time, split into its parts
+    together: str = ""  #: what the first remedy and others bring together; empty if that is hardly more
     others: tuple[tuple[str, str, str], ...] = ()  #: further findings: id of the section, name, gain
     unit: str = ""  #: follows the gain
     headings: tuple[str, str] = ("How much there is to gain", "What to do")  #: of the gain and of the remedy

@@ -63,6 +63,7 @@ def _answer(answer: Answer) -> Iterator[str]:
         answer.headings[0]: "; ".join(part for part in (f"{answer.gain}{answer.unit}", answer.gain_range) if part),
         answer.headings[1]: answer.do,
         "In short": answer.brings,
+        "Beside it": answer.together,
         "How sure": answer.sure,
         "To refute it": answer.refute,
         **{

@@ -79,7 +79,7 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
         fmt.plural(len({track.owner for track in view.tracks if track not in on_gpus}), "host thread"),
     )
     caption = "Timeline: every GPU stream and host thread; idle time by its cause"
-    heading = ("Finding", "GPU", "From", "Length", "Cost", "What") if view.moments else ()
+    heading = ("Finding", "What", "GPU", "From", "Length", "Cost") if view.moments else ()
     rows = (_moment_row(view, moment) for moment in view.moments)
     yield _drawn(view, "", caption, ", ".join(counts), "moments", heading, rows)
     yield quiet(_thinned_text(view.thinned, view))
@@ -112,15 +112,21 @@ def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterato
 
 
 def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
-    if moment.what == "pause":
-        description = f"pause: {fmt.cause_title(moment.name)}"
-    elif moment.what == "work":
-        description = fmt.shorten_kernel(moment.name)
-    else:
-        description = f"{fmt.count(moment.pieces)} short pauses or kernels"
     times = (moment.start_ns - view.origin_ns, moment.end_ns - moment.start_ns, moment.claimed_ns)
-    cells = (moment.finding, str(moment.device), *map(fmt.duration, times), description)
+    cells = (moment.finding, _moment_words(moment), str(moment.device), *map(fmt.duration, times))
     return ViewRow(view.link(moment.start_ns, moment.end_ns), cells)
+
+
+def _moment_words(moment: Moment) -> str:
+    """What a moment consists of: a pause by its cause, work by its name, several by their numbers and the costliest."""
+    if moment.what == "pause":
+        return f"pause: {fmt.cause_title(moment.name)}"
+    if moment.what == "work":
+        return fmt.shorten_kernel(moment.name)
+    counts = ((moment.pauses, "pause", "pauses"), (moment.pieces - moment.pauses, "piece of work", "pieces of work"))
+    pieces = " and ".join(fmt.plural(number, *words) for number, *words in counts if number)
+    title = fmt.cause_title(moment.name)  # that of a kernel is its name
+    return f"{pieces}, the costliest: {fmt.shorten_kernel(title) if title == moment.name else title}"
 
 
 def _thinned_text(thinned: Thinned, view: TimelineView) -> str:

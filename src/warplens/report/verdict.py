@@ -444,10 +444,14 @@ _REMEDIES: Final = (
 _PHASES: Final = (
     column("phase", help=""),
     column("verdict", help="", title="Limited by"),
-    _GAIN.but(help="speed-up of the phase by the first remedy"),
+    _GAIN.but(
+        help="speed-up of the phase by the first remedy, by its own times alone; in the program, a host that runs "
+        "ahead in one phase may hide the pauses of another"
+    ),
     column("wall_ns", help="GPU work of the phase and the pauses before that work", title="Time"),
     column("busy_share", help="of that time"),
     column("share", help="of the window"),
+    Column("of_verdict_share", pl.Float64, "part of the time of the program's verdict", kind="share"),
 )
 _TOGETHER: Final = (
     Column("findings", help="whose first remedies are made", title="Remedies against"),
@@ -514,7 +518,11 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     # A phase that is the whole window repeats its verdict.
     if any(phase.share < _WHOLE for phase in diagnosis.per_phase):
         phases = (*map(_phase_row, diagnosis.per_phase), *_outside(diagnosis))
-        tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, frame_of(_PHASES, phases), limit=None))
+        titled = (*_PHASES[:-1], _PHASES[-1].but(title=f"Of {diagnosis.verdict}"))
+        rows = frame_of(_PHASES, phases)
+        shown = titled if rows["of_verdict_share"].count() else titled[:-1]
+        caption = "Each phase by itself: gains are those of its own time, not of the program"
+        tables.append(Table("phase-verdicts", caption, shown, rows, limit=None))
     if groups := tuple(_groups(diagnosis)):
         caption = "Remedies together, without a profiler (modelled): replayed without all of these causes"
         tables.append(Table("together", caption, _TOGETHER, frame_of(_TOGETHER, groups), limit=None))
@@ -583,6 +591,7 @@ def _outside(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
             "wall_ns": wall,
             "busy_share": busy / wall,
             "share": wall / diagnosis.coverage.wall_ns,
+            "of_verdict_share": None,
         }
 
 
@@ -668,7 +677,7 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
     checked = counts["in order"] + counts["to mend"]
     yield quiet(
         f"{checked} of {rows.height} items were checked: {counts['in order']} in order, {counts['to mend']} to mend; "
-        f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What "
+        f"{counts['not applicable']} not applicable; {counts['cannot tell']} cannot be told from these files. What "
         "an item costs is an upper bound, of the kernels that were looked at (Seen); costs do not add up."
     )
     shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")

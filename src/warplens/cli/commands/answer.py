@@ -58,8 +58,8 @@ def answer(
 
     One profile: what limits it, how much there is to gain, what to do, how sure that is, and what to run next. Two:
     their comparison. Ranks of one run: what they cost each other. Profiles named after models and context lengths: the
-    grid. Nsight Compute reports are joined with the profiles given with them. Formats other than table print the JSON,
-    CSV or Markdown of diagnose, compare or counters, and write no report.
+    grid. Nsight Compute reports are answered by themselves, and joined with the profiles given with them. Formats other
+    than table print the JSON, CSV or Markdown of diagnose, compare or counters, and write no report.
     """
     if [str(path) for path in paths] == [PREFIX]:
         print_lines(_shipped_lines())
@@ -82,9 +82,7 @@ def answer(
     run = run_in(reading) if range_name is None else None
     written: list[Path] = []
     diagnosed: list[DiagnosisAnswer] = []
-    if not profiles.timelines:
-        _print_counters(reading, paths)
-    elif len(profiles.timelines) == 1:
+    if len(profiles.timelines) == 1:
         diagnosed = [_print_profile(reading, step_time, _repeated(window, range_name, State.gpu))]
     elif run is not None:
         _print_run(run, paths, window)
@@ -98,9 +96,10 @@ def answer(
             page = folder / "compare.html" if form_named(folder) is None else folder
             with made(page.parent):
                 written = [compared.save(page)]
-    else:
+    elif profiles.timelines:
         diagnosed = _diagnosed(profiles.timelines, reading.window)
         print_brief(brief_table([(answer.sources[0], answer.diagnosis) for answer in diagnosed]))
+    _print_counters(reading, paths)
     if folder is not None:
         written += _reports(reading, folder, [answer.diagnosis for answer in diagnosed], run, written)
         print_brief([Line("report", "", "plain", tuple(map(str, written)))])
@@ -151,7 +150,7 @@ def _print_profile(reading: Reading, step_time: str | None, repeated: str) -> Di
     diagnose = f"warplens diagnose {profile}{repeated}"
     if step_time is not None:
         diagnose += f" --step-time {fmt.shell_word(step_time)}"
-    if reading.counted is not None:
+    if reading.counted is not None and reading.joined[0][0].matches:
         diagnose += f" --counters {typed(reading.counter_paths[0])}"
     commands = {diagnose: "every finding, with its evidence and what would refute it"}
     if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
@@ -231,10 +230,12 @@ def _print_run(run: RunDiagnosis, paths: Sequence[Path], window: str) -> None:
 
 
 def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
-    """Print the answer on each report of hardware counters."""
+    """Print the answer on each report of hardware counters; nothing if there is none."""
+    if not reading.counters:
+        return
     from warplens.report.counters.document import counters_answer, counters_lead
 
-    typed_paths = " ".join(map(typed, paths))
+    typed_paths = " ".join(map(typed, reading.counter_paths if reading.profiles.timelines else paths))
     commands = {
         f"warplens counters {typed_paths}": "every kernel: what bounds it, and why",
         f"warplens roofline {typed_paths}": "how far each kernel is from the peaks of its GPU",

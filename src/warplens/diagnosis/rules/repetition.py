@@ -251,6 +251,7 @@ class Recomputation(StructureRule):
                 Remedy(
                     "Turn checkpointing off while memory is free",
                     "model.gradient_checkpointing_disable()  # transformers 5.24: activation_checkpointing_disable()\n"
+                    "# timm: model.set_grad_checkpointing(False)\n"
                     "# or no torch.utils.checkpoint around the blocks",
                     "the second forward pass goes away; its activations stay in memory",
                 ),

@@ -330,7 +330,10 @@ def counters_lead(numbers: CounterNumbers) -> str:
     measured = numbers.measured
     shares = bound_shares(numbers)
     if not shares:
-        return f"{measured}, none of which has a duration: they failed, or it was not collected."
+        metrics = numbers.counters.metrics
+        is_empty = all(values.null_count() == metrics.height for values in metrics)
+        reason = "they failed, or nothing was collected" if is_empty else "it was not collected"
+        return f"{measured}, none of which has a duration: {reason}."
     total = fmt.duration(float(summary["total_ns"].sum()))
     split = ", ".join(f"{fmt.share(share)} {title}" for title, share, _ in shares[:_MOST_SHARES])
     first = summary.row(0, named=True)
