@@ -184,6 +184,20 @@ def test_a_model_whose_sides_do_not_cross_says_which_is_ahead(answer, said):
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("pays", "said"),
+    [
+        (("above", "above"), "the variant pays from 4 to 8 items on, by"),
+        (("below", "below"), "the variant pays up to 4 to 8 items, by"),
+        (("above", "below"), "the variant pays from 4 and up to 8 items, by"),
+    ],
+)
+def test_a_model_says_from_where_and_up_to_where_the_variant_pays(pays, said):
+    found = pl.DataFrame({"answer": "crosses", "pays": pays, "total": [4.0, 8.0], "extrapolated": False})
+    (line,) = _thresholds(SimpleNamespace(size_unit="items", groups=(), thresholds=found))
+    assert line.startswith(said)
+
+
 def test_a_confidence_close_to_one_is_not_rounded_to_it(asked):
     with resources.as_file(TOKENS) as path:
         assert "intervals of 99.99 % for all points" in asked(path, level="0.9999")[0]
