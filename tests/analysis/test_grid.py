@@ -20,7 +20,7 @@ from warplens.readers.timings import read_timings
 from warplens.studies.grid.answers import CellAnswers, ForwardTime, GridCell, answer_cell
 from warplens.studies.grid.cells import Unplaced, model_size, recognise_cell
 from warplens.studies.grid.forward_section import answer_a, forward_times, host_bound
-from warplens.studies.grid.grid import Grid, answer_grid, grid_status
+from warplens.studies.grid.grid import Grid, _with_other_gpus, answer_grid, grid_status
 from warplens.studies.grid.passes import Spread
 
 
@@ -374,6 +374,14 @@ def test_a_second_profile_of_a_cell_is_listed_and_an_invalid_one_is_kept():
     )
     assert [(cell.source, bool(cell.invalid)) for cell in grid.cells] == [("one", False), ("three", True)]
     assert [item.source for item in grid.unplaced] == ["four", "two"]
+
+
+def test_a_profile_of_another_gpu_has_a_note():
+    cells = [replace(answer_cell(steps().cell(context=context)), device=gpu) for context, gpu in OF_GPUS]
+    assert [len(cell.notes) for cell in _with_other_gpus(cells)] == [0, 1, 0, 0]
+
+
+OF_GPUS = ((128, "NVIDIA H200"), (256, "NVIDIA A100"), (512, "NVIDIA H200"), (1024, None))
 
 
 def test_cells_are_in_order_of_model_size_and_of_context_as_a_number():
