@@ -20,7 +20,7 @@ from warplens.readers.timings import read_timings
 from warplens.studies.grid.answers import CellAnswers, ForwardTime, GridCell, answer_cell
 from warplens.studies.grid.cells import Unplaced, model_size, recognise_cell
 from warplens.studies.grid.forward_section import answer_a, forward_times, host_bound
-from warplens.studies.grid.grid import Grid, answer_grid, grid_status
+from warplens.studies.grid.grid import Grid, _with_other_gpus, answer_grid, grid_status
 from warplens.studies.grid.passes import Spread
 
 
@@ -348,6 +348,24 @@ def test_a_step_counts_as_forward_pass_only_where_the_name_says_so():
     assert "--cell" in answer_cell(program.cell(mode=None)).lacking["a"]
 
 
+LAYERS = {"attention": (("sgemm_tn", 600),), "mlp.forward": (("sgemm_tn", 100),), "norm.forward": (("sgemm_tn", 100),)}
+
+
+def test_ranges_of_layers_are_no_forward_passes():
+    answers = answer_cell(steps(phases=LAYERS).cell(mode="forward"))
+    assert (answers.forward.gpu.median, answers.forward.gpu.count) == (800, 3)
+    assert "a whole step counts as one" in answers.notes[0]
+    several_passes = {"data": (("fill", 10),), "forward a": (("sgemm_tn", 100),), "forward b": (("sgemm_tn", 100),)}
+    assert answer_cell(steps(phases=several_passes).cell(mode="forward")).forward.gpu.count == 6
+
+
+def test_a_training_step_with_more_forward_than_backward_ranges_has_a_note():
+    layers = {**LAYERS, **{phase: WHOLE[phase] for phase in ("backward_pass", "optimizer_step")}}
+    (note,) = answer_cell(steps(phases=layers).cell()).notes
+    assert note.startswith("6 ranges are named after the forward pass, and 3 after the backward pass")
+    assert answer_cell(steps().cell()).notes == ()
+
+
 def test_a_second_profile_of_a_cell_is_listed_and_an_invalid_one_is_kept():
     aborted = Program().step(without("optimizer_step"))
     grid = answer_grid(
@@ -356,6 +374,14 @@ def test_a_second_profile_of_a_cell_is_listed_and_an_invalid_one_is_kept():
     )
     assert [(cell.source, bool(cell.invalid)) for cell in grid.cells] == [("one", False), ("three", True)]
     assert [item.source for item in grid.unplaced] == ["four", "two"]
+
+
+def test_a_profile_of_another_gpu_has_a_note():
+    cells = [replace(answer_cell(steps().cell(context=context)), device=gpu) for context, gpu in OF_GPUS]
+    assert [len(cell.notes) for cell in _with_other_gpus(cells)] == [0, 1, 0, 0]
+
+
+OF_GPUS = ((128, "NVIDIA H200"), (256, "NVIDIA A100"), (512, "NVIDIA H200"), (1024, None))
 
 
 def test_cells_are_in_order_of_model_size_and_of_context_as_a_number():

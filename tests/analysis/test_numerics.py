@@ -60,10 +60,17 @@ def test_errors_are_those_of_the_definitions():
 def test_what_is_not_finite_is_counted_and_left_out():
     rows = numeric_differences(named([1, np.nan, np.inf, 4], "float32"), named([1, 2, np.inf, 5], "float32"), "a to b")
     (row,) = rows.to_dicts()
-    assert (row["not_finite"], row["not_finite_other"], row["max_abs"]) == (2, 1, 1.0)
+    assert (row["not_finite"], row["not_finite_other"], row["not_finite_unlike"], row["max_abs"]) == (2, 1, 1, 1.0)
+    assert row["identical_share"] == 0.5
     nothing = numeric_differences(named([np.nan], "float32"), named([1], "float32"), "a to b").to_dicts()[0]
     assert nothing["max_abs"] is None
     assert nothing["ulp_0"] == 0
+
+
+def test_integers_differ_by_whole_numbers():
+    (row,) = numeric_differences(named([2**62, -7, 5], "int64"), named([2**62 + 1, 3, 5], "int64"), "a to b").to_dicts()
+    assert (row["max_abs"], row["ulp_max"], row["ulp_0"], row["ulp_1"], row["ulp_4"]) == (10, 10, 1, 1, 1)
+    assert row["mean_abs"] == pytest.approx(11 / 3)
 
 
 def test_an_exact_zero_has_no_relative_error():
@@ -80,4 +87,4 @@ def test_tensors_that_do_not_pair_are_refused():
 
 def test_the_columns_are_the_declared_ones():
     assert numeric_differences(named([1], "float16"), named([1], "float16"), "a to b").columns == NUMERICS.names
-    assert set(FORMATS) == {"bfloat16", "float16", "float32", "float64"}
+    assert set(FORMATS) == {"bfloat16", "float16", "float32", "float64", "int64"}

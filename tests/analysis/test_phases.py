@@ -56,6 +56,13 @@ GEMM = "ampere_sgemm_128x32_nn"
         ("triton_per_fused_native_layer_norm_backward_nll_loss_forward_3", "none"),
         ("triton_poi_fused_nll_loss_forward_0", "none"),
         ("step", "none"),
+        ("feed_forward", "none"),
+        ("FeedForward", "none"),
+        ("PositionwiseFeedForward.forward", "none"),
+        ("feed-forward", "none"),
+        ("fast_forward_dataloader", "none"),
+        ("forward_pre_hook", "none"),
+        ("backward_hook", "backward"),
     ],
 )
 def test_names_speak_of_phases(name, phase):

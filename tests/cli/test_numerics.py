@@ -34,9 +34,38 @@ def test_tensors_are_paired_by_name_and_a_gate_can_fail(warplens):
 
     assert run.code == 1
     assert "beyond the limit of 0.001: grad\n" in run.err
-    assert "not finite on one side only: out\n" in run.err
+    assert "NaN or infinite, and not the same in both: out\n" in run.err
+    assert "only in one of the files: steps\n" in run.err
     assert "Elements by their difference in units of the last place" in run.out
     assert warplens("numerics", "many.npz", "many.npz", "--fail-on", "0").code == 0
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "failed"),
+    [
+        ([1.0, 0.0], [0.0, 0.0], True),
+        ([0.0, -0.0], [0.0, 0.0], False),
+        ([NAN, 1.0, 2.0], [0.0, 1.0, NAN], True),
+        ([NAN, 1.0], [INF, 1.0], True),
+        ([-INF, 1.0], [INF, 1.0], True),
+        ([NAN, INF, 1.0], [NAN, INF, 1.0], False),
+        ([3, 1, 2], [1, 2, 3], True),
+        ([2**62, 1], [2**62 + 1, 1], True),
+        ([True, False], [True, True], True),
+        ([1j, 2j], [1j, 3j], True),
+    ],
+)
+def test_a_gate_fails_on_results_that_have_no_relative_error(first, second, failed, warplens):
+    np.savez("a.npz", out=np.asarray(first), same=VALUES)
+    np.savez("b.npz", out=np.asarray(second), same=VALUES)
+
+    run = warplens("numerics", "a.npz", "b.npz", "--fail-on", "0")
+
+    assert run.code == int(failed)
+    assert ("out" in run.err) == failed
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,15 @@ def policy_file(warplens, tmp_path):
     return path
 
 
-def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, tmp_path):
-    document = json.loads(policy_file.read_text())
+def runs_the_baseline(path):
+    document = json.loads(path.read_text())
     for point in document["points"]:
         point["run"] = "method=none"
-    policy_file.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
+
+
+def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, tmp_path):
+    runs_the_baseline(policy_file)
     run = warplens("policy", "check", policy_file, STORED, *SIDES, "--fail-on", "2%", "--format", "json")
     assert run.code == 1
     assert "beyond the limit of 2 %: slower than the best side by 155" in run.err
@@ -115,6 +119,36 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
     assert data["failed"] is True
     assert data["regret"]["worst"] == max(row["regret_share"] for row in data["rows"]) > 1.5
     assert warplens("policy", "check", policy_file, STORED, *SIDES).code == 0, "without a limit it is a report"
+
+
+def test_a_check_without_sides_takes_cells_with_the_shared_settings_of_the_policy(warplens, policy_file):
+    study = warplens(
+        "policy", "check", policy_file, "demo:token_reduction_study", "--fail-on", "2%", "--format", "json"
+    )
+    assert study.code == 0
+    times = {}
+    measurements = json.loads(lzma.decompress(STORED.with_name("token_reduction_study.json.xz").read_bytes()))
+    for cell in measurements["measurements"]:
+        at = cell["cell"]
+        if at["attention"] == "explicit" and at["keep"] in (0.1, 1.0) and cell["status"] == "measured":
+            place = (at["input_size"], at["batch"], at["execution"], f"method={at['method']}")
+            times.setdefault(place, set()).add(cell["latency_ns"]["median"])
+    for row in study.data["rows"]:
+        stated = times[row["input_size"], row["batch"], row["execution"], row["chosen"]]
+        # Cells with equal settings are one, so that its median lies between theirs.
+        assert 0.999 * min(stated) <= row["chosen_ns"] <= 1.001 * max(stated)
+
+
+def test_a_gate_without_a_point_to_compare_is_refused(warplens, policy_file, tmp_path):
+    runs_the_baseline(policy_file)
+    alone = json.loads(lzma.decompress(STORED.read_bytes()))
+    for cell in alone["measurements"]:
+        if cell["cell"]["method"] == "topk":
+            cell |= {"status": "failed", "reason": "x"}
+    (tmp_path / "alone.json").write_text(json.dumps(alone))
+    run = warplens("policy", "check", policy_file, tmp_path / "alone.json", "--fail-on", "2%")
+    assert run.code == 2
+    assert "nothing to go by" in run.err
 
 
 def test_on_another_gpu_a_policy_is_checked_as_it_would_run_there(warplens, policy_file, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from importlib import resources
 from types import SimpleNamespace
 
@@ -127,6 +128,33 @@ def test_a_profile_of_no_cell_is_left_out_and_named(asked, small, tmp_path):
     assert "method=topk.sqlite was left out: its settings are those of 2 cells" in err
 
 
+@pytest.mark.parametrize(
+    ("gpu", "factor", "said"),
+    [
+        ("NVIDIA A100", 1, "was left out: it is of NVIDIA H200, and the times are of NVIDIA A100"),
+        ("NVIDIA H200", 1, None),
+        ("NVIDIA H200", 50, "it may be of another program"),
+    ],
+)
+def test_a_profile_of_another_gpu_or_of_other_steps_is_told(asked, tmp_path, gpu, factor, said):
+    folder, name = tmp_path / "profiles", "method=topk,batch=1.sqlite.xz"
+    folder.mkdir()
+    (folder / name).write_bytes(CAPTURES.joinpath("deit224_bs1_topk0.1.sqlite.xz").read_bytes())
+    sweep = json.loads(lzma.decompress(TOKENS.read_bytes()))
+    sweep["environment"]["device"]["name"] = gpu
+    of_sweep = {"input_size": 224, "execution": "eager", "attention": "explicit"}
+    cells = [cell for cell in sweep["measurements"] if of_sweep.items() <= cell["cell"].items()]
+    for cell in cells:
+        cell["samples"]["wall_ns"] = [time * factor for time in cell["samples"]["wall_ns"]]
+        times = {key: value * factor for key, value in cell["latency_ns"].items()}
+        cell["latency_ns"] |= {key: times[key] for key in times.keys() - {"samples", "confidence", "outliers"}}
+        cell |= {rate: cell[rate] / factor for rate in ("throughput_per_s", "sustained_per_s")}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep | {"measurements": cells}))
+    _, err = asked(tmp_path / "sweep.json", profiles=folder)
+    cautions = [line for line in err.splitlines() if name in line]
+    assert [said in line for line in cautions] == ([True] if said else [])
+
+
 def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path):
     with pytest.raises(UsageError, match="confidence lies between"):
         asked(small, level="5%")
@@ -180,6 +208,20 @@ def test_an_interval_that_says_nothing_is_not_given_as_numbers():
 )
 def test_a_model_whose_sides_do_not_cross_says_which_is_ahead(answer, said):
     found = pl.DataFrame({"answer": [answer] * 2, "total": [None, None]}, schema_overrides={"total": pl.Float64})
+    (line,) = _thresholds(SimpleNamespace(size_unit="items", groups=(), thresholds=found))
+    assert line.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("pays", "said"),
+    [
+        (("above", "above"), "the variant pays from 4 to 8 items on, by"),
+        (("below", "below"), "the variant pays up to 4 to 8 items, by"),
+        (("above", "below"), "the variant pays from 4 and up to 8 items, by"),
+    ],
+)
+def test_a_model_says_from_where_and_up_to_where_the_variant_pays(pays, said):
+    found = pl.DataFrame({"answer": "crosses", "pays": pays, "total": [4.0, 8.0], "extrapolated": False})
     (line,) = _thresholds(SimpleNamespace(size_unit="items", groups=(), thresholds=found))
     assert line.startswith(said)
 

@@ -1,8 +1,9 @@
 """Numeric differences of two implementations: absolute, relative, and in units of the last place.
 
 Differences are taken in float64. A unit in the last place (ULP) is one step to the next number that the coarser of the
-two formats can hold; both values are rounded to it first. Elements that are not finite in either are counted and left
-out of the differences. Goldberg, "What every computer scientist should know about floating-point arithmetic" (1991).
+two formats can hold; both values are rounded to it first. For integers it is 1. Elements that are not finite in either
+are counted and left out of the differences. Goldberg, "What every computer scientist should know about floating-point
+arithmetic" (1991).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
 #: Fraction bits of each format; fewer are coarser.
-FORMATS: Final = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
+FORMATS: Final = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52, "int64": 63}
 
 #: Lower bounds, in ULPs, of the classes of the histogram: equal, neighbours, and then by factors.
 ULP_CLASSES: Final = (0, 1, 2, 4, 16, 256)
@@ -35,7 +36,8 @@ NUMERICS: Final = table(
     Column("elements", pl.Int64, "numbers in it"),
     Column("not_finite", pl.Int64, "NaN and infinities of the first", title="Not finite"),
     Column("not_finite_other", pl.Int64, "NaN and infinities of the other", title="Of the other"),
-    Column("identical_share", pl.Float64, "of the elements, those that are equal", nullable=True),
+    Column("not_finite_unlike", pl.Int64, "elements that are not finite, nor the same in both", title="Unlike"),
+    Column("identical_share", pl.Float64, "of the elements, those that are equal or both NaN", nullable=True),
     Column("max_abs", pl.Float64, "greatest absolute difference", nullable=True),
     Column("mean_abs", pl.Float64, "mean absolute difference", nullable=True),
     Column("relative", pl.Float64, "‖a − b‖ / ‖b‖, of the whole tensor", nullable=True),
@@ -68,7 +70,7 @@ class Tensor:
     """A tensor saved by a program."""
 
     values: npt.NDArray[Any]  #: bfloat16 as float32, which holds them exactly
-    dtype: str  #: a key of `FORMATS`
+    dtype: str  #: a key of `FORMATS`; all integers and booleans are `int64`
 
 
 def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: str) -> pl.DataFrame:
@@ -99,32 +101,47 @@ def _row(before: Tensor, after: Tensor) -> dict[str, Any]:
     coarser = min((before.dtype, after.dtype), key=lambda name: FORMATS[name])
     first, second = before.values.ravel(), after.values.ravel()
     finite = np.isfinite(first) & np.isfinite(second)
+    identical = (first == second) | (np.isnan(first) & np.isnan(second))
     row = {
         "shape": "×".join(map(str, before.values.shape)) or "scalar",
         "ulp_format": coarser,
         "elements": first.size,
         "not_finite": int(first.size - np.isfinite(first).sum()),
         "not_finite_other": int(second.size - np.isfinite(second).sum()),
+        "not_finite_unlike": int((~finite & ~identical).sum()),
+        "identical_share": float(identical.mean()) if first.size else None,
     }
     if not finite.any():
         return row | {f"ulp_{least}": 0 for least in ULP_CLASSES}
     first, second = first[finite], second[finite]
-    reference, difference = second.astype(np.float64), first.astype(np.float64) - second.astype(np.float64)
-    magnitude, norm = np.abs(difference), float(np.linalg.norm(reference))
-    nonzero = reference != 0
-    ulps = ulp_distance(first, second, coarser)
+    ulps, reference = ulp_distance(first, second, coarser), second.astype(np.float64)
+    # float64 does not hold every integer; the distance of two integers does not need it.
+    magnitude = ulps.astype(np.float64) if coarser == "int64" else np.abs(first.astype(np.float64) - reference)
+    norm, nonzero = float(np.linalg.norm(reference)), reference != 0
     classes = np.searchsorted(np.asarray(ULP_CLASSES, dtype=np.uint64), ulps, side="right") - 1
     counts = np.bincount(classes, minlength=len(ULP_CLASSES))
     return row | {
-        "identical_share": float((magnitude == 0).mean()),
         "max_abs": float(magnitude.max()),
         "mean_abs": float(magnitude.mean()),
-        "relative": float(np.linalg.norm(difference)) / norm if norm else None,
+        "relative": float(np.linalg.norm(magnitude)) / norm if norm else None,
         "max_relative": float((magnitude[nonzero] / np.abs(reference[nonzero])).max()) if nonzero.any() else None,
         "ulp_median": float(np.median(ulps)),
         "ulp_max": float(ulps.max()),
         **{f"ulp_{least}": int(count) for least, count in zip(ULP_CLASSES, counts, strict=True)},
     }
+
+
+def beyond_limit(rows: pl.DataFrame, limit: float) -> dict[str, list[str]]:
+    """Tensors of `NUMERICS` that differ by more than a limit of `relative`, by the reason.
+
+    Against zeros, `relative` is not defined: a difference of any size is then beyond the limit.
+    """
+    reasons = {
+        f"beyond the limit of {limit:g}": pl.col("relative") > limit,
+        "not zero, where the other is all zeros": pl.col("relative").is_null() & (pl.col("max_abs") > 0),
+        "NaN or infinite, and not the same in both": pl.col("not_finite_unlike") > 0,
+    }
+    return {reason: rows.filter(is_so)["tensor"].to_list() for reason, is_so in reasons.items()}
 
 
 def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
@@ -140,6 +157,8 @@ def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.ND
 
 def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
     """The rank of each value among all values of the format: sign and magnitude bits as one ascending number."""
+    if dtype == "int64":
+        return values.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
         half, shift = np.uint64(0x7FFF), np.uint64(16)

@@ -135,6 +135,8 @@ _WORDS = {
     "optimizer": lazy_pattern(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
 }
 
+#: A layer, a skip of input, and code around a call, which are named with a word of the forward pass.
+_NOT_FORWARD = lazy_pattern(r"(?<![a-z])(feed|fast)[\s-]*forward|(?<![a-z])hooks?(?![a-z])", re.IGNORECASE)
 
 #: What every name contains that refers to a phase.
 _MAY_NAME_PHASE = lazy_pattern(
@@ -261,4 +263,6 @@ def phase_of_name(name: str) -> str:
     # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
     phases = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
+    if "forward" in phases and _NOT_FORWARD.search(spaced) is not None:
+        phases.remove("forward")
     return phases[0] if len(phases) == 1 else NO_PHASE

@@ -347,15 +347,17 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, 
             "interval does not know by how much"
         )
     drifting = {
-        name: found.shift
+        name: math.expm1(found.between_halves)
         for name, found in zip(("the baseline", "the variant", "both sides"), shift.trends, strict=True)
         if found and found.matters
     }
     for name, drift in drifting.items():
         if name != "both sides" or len(drifting) == 1:
+            percent = 100 * abs(drift)
+            shown = f"{percent:.2g}" if percent < 10 else f"{percent:.0f}"
             yield (
-                f"Times of {name} {'rise' if drift > 0 else 'fall'} by {100 * abs(math.expm1(drift)):.2g} % in the "
-                "order in which they were taken: the interval reaches as much further, for that may go on"
+                f"Times of {name} are {shown} % {'longer' if drift > 0 else 'shorter'} in the second half of those "
+                "taken than in the first: the interval reaches further, for that may go on"
             )
     if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
         independent = round(max(shift.count / shift.dependence, 1))
@@ -369,7 +371,10 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, 
                 f"them as {ones}"
             )
     if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
-        yield f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical"
+        yield (
+            f"On average the variant takes {means:.3g} times as long, outside the interval: a few steps are far from "
+            "typical"
+        )
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,11 @@ class Trend:
     shift: float  #: change of the centre over the length of the side for a linear trend; a logarithm
 
     @property
+    def between_halves(self) -> float:
+        """Change of the centre from the first half to the second, whatever its course; a logarithm."""
+        return self.shift / 2
+
+    @property
     def matters(self) -> bool:
         """Whether the trend is significant."""
         return self.significance < _TREND_SIGNIFICANCE

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 #: Name of a tensor without a name.
 UNNAMED: Final = "tensor"
 
-_ADVICE: Final = "Give .npy, .npz, .pt, .pth or .safetensors with tensors of floating-point numbers"
+_ADVICE: Final = "Give .npy, .npz, .pt, .pth or .safetensors with tensors of real numbers"
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of floating-point numbers in a file, by name.
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Every tensor of real numbers in a file, by name; and the names of those of other types.
 
     Raises:
         UnreadableInputError: the file has another format or no such tensor, or the library for it is not installed.
@@ -44,23 +44,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UnreadableInputError(path, "there is no such file", "Check the path")
     try:
-        tensors = dict(_read(path))
+        found = dict(_read(path))
     except UnreadableInputError:
         raise
     except Exception as error:  # the libraries raise arbitrary errors on damaged files
         raise UnreadableInputError(path, f"it cannot be read as tensors ({type(error).__name__})", _ADVICE) from error
+    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
     if not tensors:
-        raise UnreadableInputError(path, "it holds no tensor of floating-point numbers", _ADVICE)
-    return tensors
+        raise UnreadableInputError(path, "it holds no tensor of real numbers", _ADVICE)
+    return tensors, [name for name in found if name not in tensors]
 
 
-def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _read(path: Path) -> Iterator[tuple[str, Tensor | None]]:
+    """Name and tensor; None for a tensor of another type."""
     if path.suffix in (".npy", ".npz"):
         loaded = np.load(path, allow_pickle=False)
         arrays = {UNNAMED: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         for name, array in arrays.items():
-            if array.dtype.name in FORMATS:
-                yield name, Tensor(array, array.dtype.name)
+            kind = _format(array.dtype.name)
+            yield name, None if kind is None else Tensor(array, kind)
     elif path.suffix in (".pt", ".pth"):
         yield from _of_torch(_library("torch", path).load(path, map_location="cpu", weights_only=True), "")
     elif path.suffix == ".safetensors":
@@ -70,7 +72,12 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise UnreadableInputError(path, f"its name ends in {path.suffix or 'nothing'}", _ADVICE)
 
 
-def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _format(dtype: str) -> str | None:
+    """The key of `FORMATS` for a type of NumPy or PyTorch; None for all others, such as complex numbers."""
+    return "int64" if dtype == "bool" or dtype.lstrip("u").startswith("int") else dtype if dtype in FORMATS else None
+
+
+def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor | None]]:
     """The tensors of a saved object: a tensor, or nested mappings and sequences, whose keys form the name."""
     if isinstance(item, dict):
         for key, inner in item.items():
@@ -78,10 +85,9 @@ def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(item, (list, tuple)):
         for number, inner in enumerate(item):
             yield from _of_torch(inner, f"{name}.{number}" if name else str(number))
-    elif hasattr(item, "is_floating_point") and item.is_floating_point():
-        dtype = str(item.dtype).removeprefix("torch.")
-        if dtype in FORMATS:
-            yield name or UNNAMED, _tensor(item, dtype)
+    elif hasattr(item, "is_floating_point"):
+        kind = _format(str(item.dtype).removeprefix("torch."))
+        yield name or UNNAMED, None if kind is None else _tensor(item, kind)
 
 
 def _library(name: str, path: Path) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from tests.compare.measured import token_reduction
 from tests.compare.simulation import Machine, Noise, Truth, blocks_of, hard, simulated, transformer_sweep
 from warplens.errors import MissingDataError
-from warplens.studies.sweeps.breakeven import FORMS, PARAMETERS, THRESHOLDS, BreakEven, Form, Model
+from warplens.studies.sweeps.breakeven import FORMS, PARAMETERS, THRESHOLDS, BreakEven, Form, Model, _answer
 from warplens.studies.sweeps.breakeven_fit import best_fit, fit_breakeven
 from warplens.studies.sweeps.payoff import crossovers
 from warplens.studies.sweeps.sweep import Cell, Known, Point, Sweep, observed
@@ -171,6 +171,28 @@ def test_a_batch_axis_alone_is_modelled_by_items():
     assert row["total"] == pytest.approx(10, rel=0.05)
     assert row["total_low"] <= 10 <= row["total_high"]
     assert found.usable
+
+
+def test_a_variant_that_stops_to_pay_has_a_threshold():
+    """The sides of `LINE`, exchanged."""
+    points = tuple(replace(each, baseline=each.variant, variant=each.baseline) for each in LINE.points)
+    (row,) = fit_breakeven(replace(LINE, points=points), draws=50).thresholds.iter_rows(named=True)
+    assert (row["answer"], row["pays"]) == ("crosses", "below")
+    assert row["total"] == pytest.approx(10, rel=0.05)
+    assert row["total_low"] <= 10 <= row["total_high"]
+
+
+def test_a_variant_may_pay_between_two_thresholds():
+    x, generator = np.log(np.geomspace(1, 100, 200)), np.random.default_rng(0)
+    parabola = np.abs(x - np.log(10)) - np.log(2)  # faster from 5 to 20
+    drawn = parabola + generator.normal(0, 0.05, (100, 1))
+    line = _answer("items", {"size": 1.0}, x, np.vstack([parabola, drawn]), (1.0, 10.0), 0.95)
+    assert [(each.pays, each.extrapolated) for each in line.crossings] == [("above", False), ("below", True)]
+    assert [each.at for each in line.crossings] == pytest.approx([5, 20], rel=0.01)
+    assert all(each.low < each.at < each.high for each in line.crossings)
+    assert (
+        _answer("items", {"size": 1.0}, x, -np.abs(np.vstack([drawn, drawn])) - 1, (1.0, 10.0), 0.95).answer == "always"
+    )
 
 
 @cache

@@ -166,6 +166,18 @@ def test_measurements_of_other_sides_are_refused():
         regrets_on(policy, sweep(grid(context=(1,)), lambda at: (2e6, 1e6)))
 
 
+def test_settings_that_the_policy_does_not_choose_by_keep_points_apart():
+    def times(at):
+        return (2e6, 1e6) if at.get("attention", "explicit") == "explicit" else (0.5e6, 1e6)
+
+    policy = fit_policy(sweep(grid(batch=(1, 2)), times, attention="explicit"))
+    shared, inside = regrets_on(policy, sweep(grid(batch=(1,), attention=("fused", "explicit")), times))
+    assert (shared.reason, shared.chosen, shared.share) == ("outside", "method=none", 0.0)
+    assert (inside.reason, inside.chosen, inside.share) == ("measured", "method=topk", 0.0)
+    with pytest.raises(UsageError, match="does not choose by context, which has several values there"):
+        regrets_on(policy, sweep(grid(batch=(1, 2), context=(1, 2)), times))
+
+
 def test_the_model_finds_the_numbers_behind_the_times():
     policy = fitted(
         points(grid(input_size=(224, 320, 448), batch=BATCHES, execution=EXECUTIONS)),

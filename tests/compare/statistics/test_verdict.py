@@ -108,7 +108,7 @@ def test_one_slow_round_in_ten_hides_no_difference():
     comparison = compare(Samples.of(1e6 * np.exp(one)), Samples.of(1e6 * np.exp(other)))
     assert comparison.verdict == "slower"
     assert comparison.ratio.estimate == pytest.approx(1.05, abs=0.01)
-    assert any("ratio of the means" in doubt for doubt in comparison.doubts)
+    assert any("On average the variant takes" in doubt for doubt in comparison.doubts)
 
 
 @pytest.mark.parametrize("count", [12, 40])
@@ -129,8 +129,16 @@ def test_a_drift_is_named_in_the_noise_floor_and_in_the_doubts():
     assert floor.drift == pytest.approx(0.1, abs=0.02)
     assert floor.significance < 1e-6
     comparison = compare(Samples.of([steps]), Samples.of([steps[::-1] * 1.02]))
-    assert any("Times of the baseline rise by" in doubt for doubt in comparison.doubts)
-    assert any("Times of the variant fall by" in doubt for doubt in comparison.doubts)
+    assert any("Times of the baseline are" in doubt and "% longer" in doubt for doubt in comparison.doubts)
+    assert any("Times of the variant are" in doubt and "% shorter" in doubt for doubt in comparison.doubts)
+
+
+def test_a_jump_is_told_with_its_size():
+    generator = np.random.default_rng(0)
+    steady, doubled = 1e6 * np.exp(generator.normal(0, 0.001, (2, 60)))
+    doubled[30:] *= 2
+    (told,) = [doubt for doubt in compare(Samples.of([steady]), Samples.of([doubled])).doubts if "longer" in doubt]
+    assert told.startswith("Times of the variant are 100 % longer in the second half")
 
 
 def test_the_noise_floor_is_what_two_sides_of_that_length_differ_by():

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import polars as pl
 import typer
 
-from warplens.analysis.numerics import NUMERICS, ULP_CLASSES, numeric_differences
+from warplens.analysis.numerics import NUMERICS, ULP_CLASSES, beyond_limit, numeric_differences
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, limited, most_rows
 from warplens.cli.edge import GATE_FAILED, note, progress
 from warplens.cli.options import (
@@ -346,7 +346,8 @@ def numerics(
         float | None,
         option(
             "RATIO",
-            "Exit with 1 if ‖a − b‖ / ‖b‖ of any tensor is greater, or if only one of the two is not finite.",
+            "Exit with 1 if ‖a − b‖ / ‖b‖ of any tensor is greater, if NaN or infinities are not the same in both, or"
+            " if a tensor cannot be compared.",
             min=0,
         ),
     ] = None,
@@ -357,19 +358,23 @@ def numerics(
 
     Tensors are paired by name. Elements that are not finite are counted and left out of the differences.
     """
-    tensors_a, tensors_b = read_tensors(a), read_tensors(b)
+    (tensors_a, others_a), (tensors_b, others_b) = read_tensors(a), read_tensors(b)
     frames = [numeric_differences(tensors_a, tensors_b, f"{a.name} to {b.name}")]
     if exact is not None:
-        exact_tensors = read_tensors(exact)
+        exact_tensors, _ = read_tensors(exact)
         frames += [numeric_differences(tensors, exact_tensors, f"{path.name} to {exact.name}")
                    for path, tensors in ((a, tensors_a), (b, tensors_b))]  # fmt: skip
     rows = pl.concat(frames)
     compared = plural(rows.height, "comparison")
     facts = [f"differences in float64; ULPs of the coarser format; {compared}"]
-    if missing := sorted(set(tensors_a) ^ set(tensors_b)):
-        facts.append(f"only in one of the files, and left out: {', '.join(missing[:5])}" + ("…" * (len(missing) > 5)))
-    errors = pick(NUMERICS, "pair", "tensor", "shape", "ulp_format", "not_finite", "not_finite_other",
-                  "identical_share", "max_abs", "mean_abs", "relative", "max_relative")  # fmt: skip
+    other_types = {*others_a, *others_b}
+    not_compared = {
+        "only in one of the files": sorted((set(tensors_a) ^ set(tensors_b)) - other_types),
+        "no real numbers": sorted(other_types),
+    }
+    facts += [f"{reason}, and left out: {_listed(names)}" for reason, names in not_compared.items() if names]
+    errors = pick(NUMERICS, "pair tensor shape ulp_format not_finite not_finite_other not_finite_unlike"
+                            " identical_share max_abs mean_abs relative max_relative")  # fmt: skip
     ulps = pick(NUMERICS, "pair", "tensor", "ulp_median", "ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))
     tables = (
         Table("numerics", "Differences of each tensor", errors, rows),
@@ -378,13 +383,13 @@ def numerics(
     part = Part(head=facts, tables=limited(tables, most_rows(form, limit)))
     emit(Answer("numerics", [a.name, b.name], [part], rows, lambda: {"rows": rows}), form)
     if fail_on is not None:
-        beyond = frames[0].filter(pl.col("relative") > fail_on)["tensor"]
-        one_sided = frames[0].filter(pl.col("not_finite") != pl.col("not_finite_other"))["tensor"]
-        for problem, tensors in (
-            (f"beyond the limit of {fail_on:g}", beyond),
-            ("not finite on one side only", one_sided),
-        ):
-            if tensors.len():
-                note(f"{problem}: {', '.join(tensors.head(3))}" + ("…" * (tensors.len() > 3)))
-        if beyond.len() or one_sided.len():
+        failed = {**beyond_limit(frames[0], fail_on), **not_compared}
+        for reason, names in failed.items():
+            if names:
+                note(f"{reason}: {_listed(names)}")
+        if any(failed.values()):
             raise typer.Exit(GATE_FAILED)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + ("…" * (len(names) > 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -270,13 +271,18 @@ def _sweeps(file: Path, baseline: str | None, variant: Sequence[str] | None) -> 
 
 
 def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
-    """The sweeps of the policy's sides if the file has cells of all of them, else of the sides that the file names."""
+    """The sweeps of the policy's sides if the file has cells of all of them, else of the sides that the file names.
+
+    Of settings that the policy's measurements share, cells with the same value are taken where the file has them.
+    """
     measurements = read_sweep(file)
-    first, *others = policy.sides
-    try:
-        return [sweep_of(measurements, first.settings, other.settings) for other in others]
-    except UsageError:
-        return [sweep_of(measurements)]
+    values = measurements.cells.select(measurements.settings).to_dict(as_series=False)
+    shared = {name: value for name, value in policy.shared.items() if value in values.get(name, ())}
+    for common in (shared, {}):
+        first, *others = ({**common, **side.settings} for side in policy.sides)
+        with suppress(UsageError):
+            return [sweep_of(measurements, first, other) for other in others]
+    return [sweep_of(measurements)]
 
 
 def _check(
@@ -291,6 +297,8 @@ def _check(
     if device is not None:
         policy = policy.on(str(device))  # the choices of a program on the machine of the measurements
     cells = regrets_on(policy, sweeps)
+    if limit is not None and not cells:
+        raise UsageError(f"{sweeps[0].source}: no point has two sides of the policy, so --fail-on has nothing to go by")
     axes = [axis.name for axis in policy.axes]
     overall = summary(cells)
     by_reason = {

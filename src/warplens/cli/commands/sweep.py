@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
@@ -16,6 +17,7 @@ from warplens.cli.options import FormatOption, argument, flag, given_share, opti
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
+from warplens.report import text as fmt
 from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
 from warplens.studies.runner.engine import FAILURES, Run, RunOptions, measure, preview
 from warplens.studies.runner.studies import INDEX
@@ -33,6 +35,7 @@ from warplens.studies.sweeps.regimes import Regime, cell_key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from warplens.analysis.window import Window
     from warplens.report.document import Document
     from warplens.studies.sweeps.numbers import SweepNumbers
     from warplens.studies.sweeps.sweep import Sweep
@@ -43,6 +46,9 @@ COUNTERS: Final = re.compile(r"\.(?:ncu-rep|csv)(?:\.(?:gz|xz|zst))?$")
 
 #: Suffixes of profiles, which are not part of a setting.
 _SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|ncu-rep|csv|json|gz|xz|zst))+$")
+
+#: A profiler makes steps longer, up to about twice as long; by this factor they are those of another program.
+_ALIKE: Final = 4.0
 
 #: Rows of the table of points in a terminal; the report and other formats have all.
 _ROWS: Final = 60
@@ -68,10 +74,40 @@ def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Re
         tell(f"reading {path.name}")
         try:
             timeline = Timeline(read(path))
-            regimes[cells[0]] = regime_of(diagnose(timeline, timeline.window()), path.name)
+            device, own = _device_name(sweep), next(iter(timeline.trace.capture.devices), None)
+            if device and own is not None and own.name and own.name != device:
+                text = f"{path.name} was left out: it is of {own.name}, and the times are of {device}."
+                notes.append(Note("profile-of-other-gpu", NoteLevel.WARNING, text))
+                continue
+            window = timeline.window()
+            regimes[cells[0]] = regime_of(diagnose(timeline, window), path.name)
+            notes += _other_length(sweep, cells[0], window, path.name)
         except (UnreadableInputError, MissingDataError) as error:
             notes.append(Note("profile-unreadable", NoteLevel.WARNING, str(error)))
     return regimes, notes
+
+
+def _device_name(sweep: Sweep) -> str | None:
+    """The GPU of the measurements, as far as the file states it."""
+    name = (sweep.environment.get("device") or {}).get("name")
+    return str(name) if name else None
+
+
+def _other_length(sweep: Sweep, key: Any, window: Window, name: str) -> Iterator[Note]:
+    """A note on a profile whose steps are far from as long as the cell that it stands for."""
+    times = {
+        cell_key(point.settings, side): cell.time_ns
+        for point in sweep.points
+        for side, cell in point.sides
+        if cell is not None
+    }
+    cell_ns = times[key]
+    if not cell_ns or not window.steps:
+        return
+    step_ns = median(step.duration_ns for step in window.steps)
+    if not 1 / _ALIKE <= step_ns / cell_ns <= _ALIKE:
+        text = f"A step of {name} takes {fmt.duration(step_ns)}, and the cell {fmt.duration(cell_ns)}"
+        yield Note("profile-of-other-length", NoteLevel.WARNING, f"{text}: it may be of another program.")
 
 
 def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:

@@ -260,7 +260,13 @@ def _validity(
     if size is None and not few_layers and cell.model in MODEL_SIZES:
         notes.append(f"{counted_layers} attention layers are not those of {cell.model}: FLOPs are not modelled")
     if phased.pass_is_step:
-        notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
+        notes.append("no range holds a whole forward pass: a whole step counts as one, as its name says")
+    forwards, backwards = phased.ranges_of("forward"), phased.ranges_of("backward")
+    if 0 < 2 * backwards <= forwards:
+        notes.append(
+            f"{forwards} ranges are named after the forward pass, and {backwards} after the backward pass: if they are"
+            " parts of a pass, its times are those of a part; put an NVTX range `forward_pass` around the whole"
+        )
     return tuple(invalid), tuple(notes)
 
 

@@ -104,7 +104,13 @@ def answer_grid(
         and answers.batch is None
         and len(python_batches(timings, answers.model, answers.context)) > 1
     )
-    return Grid(tuple(_checked_against_inference(ordered)), tuple(all_unplaced), timings is not None, unused, ambiguous)
+    return Grid(
+        tuple(_with_other_gpus(_checked_against_inference(ordered))),
+        tuple(all_unplaced),
+        timings is not None,
+        unused,
+        ambiguous,
+    )
 
 
 def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple[str, ...]:
@@ -143,6 +149,18 @@ def _state(grid: Grid, model: str, context: int, question: str) -> tuple[str, st
 def record_command(model: str, context: int, mode: str) -> str:
     """The command that records a cell, with an output name that `recognise_cell` understands."""
     return f"nsys profile --trace=cuda,nvtx --output={model}_ctx{context}_{mode} python PROGRAM …"
+
+
+def _with_other_gpus(cells: list[CellAnswers]) -> Iterator[CellAnswers]:
+    """The cells, with a note on those that are of another GPU than most."""
+    devices = [cell.device for cell in cells if cell.device is not None]
+    most = max(devices, key=devices.count, default=None)
+    for cell in cells:
+        if cell.device in (None, most):
+            yield cell
+        else:
+            note = f"recorded on {cell.device}, and most of the grid on {most}: its times differ by the GPU as well"
+            yield replace(cell, notes=(*cell.notes, note))
 
 
 def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:

@@ -168,6 +168,10 @@ def median(spread: Spread | None) -> float | None:
     return spread.median if spread else None
 
 
+#: Least share of the GPU time of steps that only run forward passes which is inside these passes.
+_WHOLE_STEP: Final = 0.5
+
+
 @dataclass(frozen=True, eq=False)
 class PhasedWork:
     """The GPU work of a profile's steady steps by step, phase and forward pass."""
@@ -179,7 +183,7 @@ class PhasedWork:
     work: pl.DataFrame
     passes: pl.DataFrame  #: `PASSES`
     phases: pl.DataFrame  #: `PHASE_TIMES`
-    pass_is_step: bool  #: whether whole steps were taken as passes: no forward ranges, and the user states that mode
+    pass_is_step: bool  #: whether whole steps were taken as passes: no range holds one, and the user states that mode
     phases_seen: frozenset[str]  #: phases that any range of the profile names, warm-up included
 
     @property
@@ -187,18 +191,29 @@ class PhasedWork:
         """The GPU work of forward passes."""
         return self.work.filter(pl.col("pass").is_not_null())
 
+    def ranges_of(self, phase: str) -> int:
+        """The number of ranges of a phase with GPU work in the steps."""
+        return self.work.filter(pl.col("phase") == phase)["outermost"].n_unique()
+
 
 def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedWork:
     """Assigns the GPU work of a profile's steady steps to steps, phases and forward passes.
 
-    `step_is_forward`: the program only runs forward passes; without forward ranges, a step is one.
+    `step_is_forward`: the program only runs forward passes; where no range holds one, a step is one.
     """
     instances = phase_instances(timeline)
     steps, how = repeated_steps(timeline, instances)
     work = _labelled_work(timeline, instances, steps)
-    pass_is_step = step_is_forward and not instances.seen and bool(steps)
     in_forward = pl.col("phase") == "forward"
-    numbered = work.filter(in_forward)["outermost"].unique(maintain_order=True)
+    forward_work = work.filter(in_forward)
+    numbered = forward_work["outermost"].unique(maintain_order=True)
+    # Ranges such as `mlp.forward`, several in a step and together a small part of it, are no passes.
+    are_parts = (
+        numbered.len() >= 2 * len(steps)
+        and forward_work["duration_ns"].sum() < _WHOLE_STEP * work["duration_ns"].sum()
+        and instances.seen == {"forward"}
+    )
+    pass_is_step = step_is_forward and bool(steps) and (are_parts or not instances.seen)
     if pass_is_step:
         work = work.with_columns(pl.lit("forward").cast(PHASE).alias("phase"), pl.col("step").alias("pass"))
     else:

@@ -252,24 +252,29 @@ def regrets_on(policy: Policy, sweeps: Sweep | Sequence[Sweep]) -> list[CellRegr
 
     Raises:
         UsageError: a side is not one of the policy's, the chosen side is in no sweep, or a sweep lacks an axis of the
-            policy.
+            policy, or has one that the policy does not know.
     """
     names = [side.name for side in policy.sides]
-    measured: dict[Place, dict[str, float | None]] = {}
-    settings_at: dict[Place, dict[str, Any]] = {}
+    axes = [axis.name for axis in policy.axes]
+    # Point → side → time. A setting that the policy's own measurements share may have other values here.
+    measured: dict[tuple[Place, tuple[tuple[str, Any], ...]], dict[str, float | None]] = {}
     for sweep in [sweeps] if not isinstance(sweeps, Sequence) else sweeps:
         before, after = _named(policy, sweep.baseline), _named(policy, sweep.variant)
         for point in sweep.points:
             settings = {**sweep.shared, **point.settings}
             at = tuple(_setting(settings, axis.name, sweep.source) for axis in policy.axes)
-            times = measured.setdefault(at, {})
+            shared = tuple((name, settings[name]) for name in policy.shared if name in settings)
+            times = measured.setdefault((at, shared), {})
             times[before] = times.get(before) or (point.baseline.time_ns if point.baseline is not None else None)
             times[after] = point.variant.time_ns if point.variant is not None else None
-            settings_at[at] = {name: settings[name] for name in policy.shared if name in settings}
-            settings_at[at] |= dict(zip((axis.name for axis in policy.axes), at, strict=True))
+        if unknown := [name for name in sweep.axes if name not in axes and name not in policy.shared]:
+            raise UsageError(
+                f"{sweep.source}: the policy does not choose by {unknown[0]}, which has several values there: name one "
+                "for both sides"
+            )
     cells = []
-    for at, by_name in measured.items():
-        choice = policy.choose(**settings_at[at])
+    for (at, shared), by_name in measured.items():
+        choice = policy.choose(**dict(shared), **dict(zip(axes, at, strict=True)))
         if choice.side not in by_name:
             raise UsageError(f"the policy runs {choice.side}, which the measurements do not have: name it as a variant")
         side_times = tuple(by_name.get(name) for name in names)

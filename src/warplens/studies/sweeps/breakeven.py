@@ -12,7 +12,7 @@ a fit, and the thresholds from which on the variant pays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -55,11 +55,12 @@ FORMS: Final = table(
 
 THRESHOLDS: Final = table(
     "sweep: thresholds of the break-even model",
-    "From where on the variant pays at a size, or at a number of items. `warplens sweep report`; the axes that are no"
-    " numbers stand before these columns.",
+    "Where the variant starts or stops to pay at a size, or at a number of items, a row for each such place."
+    " `warplens sweep report`; the axes that are no numbers stand before these columns.",
     Column("along", pl.Enum(["items", "size"]), "the number of items at a size, or the size at a number of items",
            title="Looked for along"),
-    column("answer", dtype=pl.Enum(["crosses", "always", "never", "undecided"]), help="whether it starts to pay there"),
+    column("answer", dtype=pl.Enum(["crosses", "always", "never", "undecided"]), help="whether that changes there"),
+    Column("pays", pl.Enum(["above", "below"]), "above or below the threshold"),
     column("size", dtype=pl.Float64, help="of an item", kind='number'),
     column("items", dtype=pl.Float64, help="that a step processes"),
     Column("total", pl.Float64, "size × items at the threshold"),
@@ -369,21 +370,23 @@ class BreakEven:
         columns, rows = group_columns(self.groups), []
         for line in self.answers:
             fixed = float(line.others["size" if line.axis == "items" else "items"])
-            at = line.crossings[0].at if line.crossings else None
-            low, high = line.interval
-            rows.append(
-                {
-                    **{name: line.others[name] for name in columns},
-                    "along": line.axis,
-                    "answer": "never" if line.answer == "none-in-range" else line.answer,
-                    "size": at if line.axis == "size" else fixed,
-                    "items": at if line.axis == "items" else fixed,
-                    "total": at * fixed if at is not None else None,
-                    "total_low": low * fixed if low is not None else None,
-                    "total_high": high * fixed if high is not None else None,
-                    "extrapolated": any(crossing.extrapolated for crossing in line.crossings),
-                }
-            )
+            for crossing in line.crossings or (None,):
+                at = crossing and crossing.at
+                low, high = (crossing.low, crossing.high) if crossing else line.interval
+                rows.append(
+                    {
+                        **{name: line.others[name] for name in columns},
+                        "along": line.axis,
+                        "answer": "never" if line.answer == "none-in-range" else line.answer,
+                        "pays": crossing and crossing.pays,
+                        "size": at if line.axis == "size" else fixed,
+                        "items": at if line.axis == "items" else fixed,
+                        "total": at * fixed if at is not None else None,
+                        "total_low": low * fixed if low is not None else None,
+                        "total_high": high * fixed if high is not None else None,
+                        "extrapolated": crossing is not None and crossing.extrapolated,
+                    }
+                )
         return framed(rows, columns, THRESHOLDS)
 
     @property
@@ -431,10 +434,10 @@ def thresholds(
             along = np.geomspace(least, span[-1] * _REACH, _PLACES)
             places = [(fixed, float(at)) if axis == "items" else (float(at), fixed) for at in along]
             pairs = [cell for size, items in places for cell in sizes.pair(size, items, group)]
-            gains = _first_gains(model, pairs, np.log(along), logs, draws)
+            ratios = _log_ratios(model, pairs, logs, draws)
             others = dict(zip(group_columns(groups), group, strict=True))
             others["size" if axis == "items" else "items"] = fixed
-            answers.append(_answer(axis, others, gains, (span[0], span[-1]), level))
+            answers.append(_answer(axis, others, np.log(along), ratios, (span[0], span[-1]), level))
     return tuple(answers)
 
 
@@ -446,23 +449,46 @@ def group_columns(groups: Sequence[str]) -> list[str]:
     return [f"{name}_setting" if name in THRESHOLDS.names else name for name in groups]
 
 
-def _first_gains(
-    model: Model, cells: Sequence[Observed], x: Float64s, logs: Float64s, draws: tuple[Float64s, Float64s]
-) -> Float64s:
-    """Log of the value from which on the variant pays: by the fitted parameters, then by each draw."""
+def _log_ratios(model: Model, cells: Sequence[Observed], logs: Float64s, draws: tuple[Float64s, Float64s]) -> Float64s:
+    """Log of variant / baseline of each pair of cells: by the fitted parameters, then by each draw."""
     times = model.log_times(np.vstack([logs, draws[0]]), model.gpu_columns(cells), model.host_columns(cells))
     ratios = times[:, 1::2] - times[:, ::2]
     ratios[1:] += draws[1][:, None]
-    return first_below(x, ratios, ratios < 0)
+    return ratios
 
 
-def _answer(axis: str, others: Mapping[str, Any], places: Float64s, span: tuple[float, float], level: float) -> PaysOff:
-    at, (low, high) = float(np.exp(places[0])), interval(places[1:], places[1:], level)
-    crossing = Crossing("above", at, low, high, (None, None), False, extrapolated=not span[0] <= at <= span[1])
+def _answer(
+    axis: str, others: Mapping[str, Any], x: Float64s, ratios: Float64s, span: tuple[float, float], level: float
+) -> PaysOff:
+    """The places where the variant starts or stops to pay, from log ratios of sides at the logs `x` of the axis."""
+    gains = first_below(x, ratios, ratios < 0)
+    changes = list(_changes(x, ratios))
+    first = changes[0][1] if changes else gains
     # Open at both ends: by some draws it always pays, by others never.
-    unknown = all(np.mean(places[1:] == end) > (1 - level) / 2 for end in (-np.inf, np.inf))
-    crosses = bool(np.isfinite(places[0])) and not unknown
-    answer: Answer = "crosses" if crosses else "always" if places[0] < 0 else "none-in-range"
+    unknown = all(np.mean(first[1:] == end) > (1 - level) / 2 for end in (-np.inf, np.inf))
+    crossings = []
+    for pays, places in () if unknown else changes:
+        at, (low, high) = float(np.exp(places[0])), interval(places[1:], places[1:], level)
+        if crossings and high is None:
+            break  # draws do not agree that it changes once more
+        beyond = not span[0] <= at <= span[1]
+        crossings.append(Crossing(pays, at, low, high, (None, None), False, extrapolated=beyond))
+    answer: Answer = "crosses" if crossings else "always" if gains[0] < 0 else "none-in-range"
     if unknown:
         answer = "undecided"
-    return PaysOff("modelled", axis, others, answer, (crossing,) if crosses else (), span, level, (low, high))
+    return PaysOff(
+        "modelled", axis, others, answer, tuple(crossings), span, level, interval(gains[1:], gains[1:], level)
+    )
+
+
+def _changes(x: Float64s, ratios: Float64s) -> Iterator[tuple[Literal["above", "below"], Float64s]]:
+    """Changes of the faster side by the fitted parameters, the first row, in order; with the place by each row."""
+    pays = bool(ratios[0, 0] < 0)
+    places = np.full(len(ratios), -np.inf)
+    while True:
+        values = -ratios if pays else ratios
+        places = first_below(x, values, (values < 0) & (x > places[:, None]))
+        if not np.isfinite(places[0]):
+            return
+        yield "below" if pays else "above", places
+        pays = not pays

@@ -69,7 +69,7 @@ def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
 
 
 def _thresholds(model: BreakEven) -> Iterator[str]:
-    """For each group, the totals (size × items) from which on the variant pays, over all measured sizes and batches."""
+    """For each group, the totals (size × items) between which the variant pays, over all measured sizes and batches."""
     total = _TOTALS[model.size_unit]
     thresholds = model.thresholds
     columns = group_columns(model.groups)
@@ -80,17 +80,29 @@ def _thresholds(model: BreakEven) -> Iterator[str]:
         crossing = rows.filter((pl.col("answer") == "crosses") & pl.col("total").is_not_null())
         answers = set(rows["answer"].to_list())
         if crossing.height:
-            low, high = _rounded(crossing["total"].min()), _rounded(crossing["total"].max())
-            span = low if low == high else f"{low} to {high}"
+            totals = {way: crossing.filter(pl.col("pays") == way)["total"] for way in ("above", "below")}
+            ends = [f"{word} {_span(totals[way])}" for way, word in _ENDS.items() if totals[way].len()]
+            on = "" if totals["below"].len() else " on"
             beyond = crossing.filter("extrapolated").height
             tail = f"; {beyond} of {crossing.height} extrapolated" if beyond else ""
-            yield f"{head}the variant pays from {span} {total} on, by the size or number of items held{tail} (modelled)"
+            pays = f"the variant pays {' and '.join(ends)} {total}{on}"
+            yield f"{head}{pays}, by the size or number of items held{tail} (modelled)"
         elif "undecided" in answers:
             yield f"{head}undecided: the interval of where the variant begins to pay is open at both ends (modelled)"
         elif answers == {"always"}:
             yield f"{head}the variant always pays in the range that was measured (modelled)"
         elif answers == {"never"}:
             yield f"{head}the variant pays nowhere in the range that was looked at (modelled)"
+
+
+#: Side of a threshold on which the variant pays → how the sentence says so.
+_ENDS: Final = {"above": "from", "below": "up to"}
+
+
+def _span(totals: pl.Series) -> str:
+    """Least and greatest of the totals; one number if they are the same."""
+    low, high = _rounded(totals.min()), _rounded(totals.max())
+    return low if low == high else f"{low} to {high}"
 
 
 def _rounded(value: Any) -> str:
@@ -103,14 +115,16 @@ def breakeven_section(numbers: SweepNumbers) -> Section:
     blocks: list[Block] = [Paragraph(f"{fmt.capitalised(line)}.") for line in breakeven_lines(numbers)]
     model = numbers.breakeven
     if model is not None and model.usable:
-        rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
+        rows = model.thresholds.with_columns(pl.col("along", "answer", "pays").cast(pl.String))
         groups = (
             Column(column, title=name.replace("_", " ").capitalize())
             for column, name in zip(group_columns(model.groups), model.groups, strict=True)
         )
-        shown, total = "along size items answer total total_low total_high extrapolated", _TOTALS[model.size_unit]
+        shown, total = "along size items answer pays total total_low total_high extrapolated", _TOTALS[model.size_unit]
         columns = pick(THRESHOLDS, *groups, shown, size=f"Size in {model.size_unit}", total=total)
-        blocks.append(Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30))
+        blocks.append(
+            Table("thresholds", "Where the variant starts or stops to pay, modelled", columns, rows, limit=30)
+        )
     if model is not None:
         rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
         columns = pick(PARAMETERS, "name of value low high unit identified")
