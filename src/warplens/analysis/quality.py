@@ -194,7 +194,11 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _launches,
             _ranges,
             _backward,
-            _steps,
+            _unrecorded_steps,
+            _steps_without_work,
+            _lone_pauses,
+            _number_of_steps,
+            _unequal_steps,
             _profiler,
             _contents,
             _beyond_peak,
@@ -366,8 +370,7 @@ def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
         )
 
 
-def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
-    count = len(window.steps)
+def _unrecorded_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
     if lost := timeline.steps.unrecorded:
         numbers = _numbers([step.index for step in lost])
         yield Note(
@@ -377,6 +380,9 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "capture, or not all: the steady window leaves them out.",
             "Record again, for a shorter time",
         )
+
+
+def _steps_without_work(timeline: Timeline, window: Window) -> Iterator[Note]:
     if empty := timeline.steps.without_work:
         yield Note(
             "steps-without-work",
@@ -385,6 +391,9 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{'holds' if empty == 1 else 'hold'} no GPU work, and count as no steps.",
             "Where they should, record again, for a shorter time",
         )
+
+
+def _lone_pauses(timeline: Timeline, window: Window) -> Iterator[Note]:
     for pause in timeline.steps.pauses if window.kind == "steady" else ():
         yield Note(
             "lone-pause",
@@ -392,6 +401,10 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{pause.told} If it recurs as often, it takes {100 * pause.share:.1f} % of the time.",
             "Record more steps, which shows whether it recurs; --window all counts it",
         )
+
+
+def _number_of_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    count = len(window.steps)
     if not count:
         # A user who asked for all of the profile, or for an explicit part, knows that it is not divided into steps.
         asked_for = window.kind in ("all", "explicit")
@@ -401,17 +414,21 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "The window has no repeating steps: the numbers may include warm-up, and none is per step.",
             None if asked_for else timeline.trace.capture.recorder.remedies.get("no-steps"),
         )
-        return
-    if count < _STEPS_FOR_SPREAD:
+    elif count < _STEPS_FOR_SPREAD:
         yield Note(
             "few-steps",
             NoteLevel.INFO,
             f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary is unknown.",
             f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
         )
+
+
+def _unequal_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    if not window.steps:
+        return
+    count, cycle = len(window.steps), timeline.steps.cycle
     work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
     kernels = counts_of_steps(work.filter(pl.col("kind") == "kernel"), window)
-    cycle = timeline.steps.cycle
     allowed = _SAME_KERNELS_SHARE * float(np.median(kernels))
     if int(np.ptp(kernels)) <= allowed:
         return
@@ -425,13 +442,13 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"steps: times per step are means over the steps of a cycle.{parts}",
             f"Choose a window of whole cycles ({cycle} steps)" if parts else None,
         )
-        return
-    yield Note(
-        "unequal-steps",
-        NoteLevel.WARNING,
-        f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
-        "Choose a window of equal steps",
-    )
+    else:
+        yield Note(
+            "unequal-steps",
+            NoteLevel.WARNING,
+            f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
+            "Choose a window of equal steps",
+        )
 
 
 def _outside_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
