@@ -11,7 +11,7 @@ import polars as pl
 
 from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import once
+from warplens.analysis.frames import largest, once
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
@@ -307,12 +307,11 @@ def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
     lead_ns = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
     early = lead_ns.filter(lead_ns > 0)
     if early.len() > _EARLY_SHARE * lead_ns.len():
-        largest_ns = max(int(early.max()), 0)  # type: ignore[arg-type]
         yield Note(
             "clocks-apart",
             NoteLevel.WARNING,
             f"{100 * early.len() / lead_ns.len():.1f} % of the GPU work begins before the call that launched it, by up "
-            f"to {largest_ns / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
+            f"to {largest(early) / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
             "causes are wrong by as much.",
             "Record again, for a shorter time, and do not change the machine's clock meanwhile",
         )
