@@ -392,6 +392,9 @@ _MOST_WORKERS: Final = 16
 #: Files per worker process. Allocators keep freed memory, so workers are replaced to bound memory by the largest files.
 _FILES_PER_WORKER: Final = 16
 
+#: The variable by which Polars is told its number of threads.
+_THREADS: Final = "POLARS_MAX_THREADS"
+
 
 def default_workers() -> int:
     """The number of cores that this process may use, at most `_MOST_WORKERS`."""
@@ -426,19 +429,15 @@ def summarize_locally(
 def _in_pool(
     paths: Sequence[Path], indices: range, window: str, workers: int, ask: Callable[[str, str], FileSummary]
 ) -> Iterator[tuple[int, FileSummary]]:
-    # New interpreters, since a fork would copy the threads of Polars in an undefined state.
+    # New interpreters, since a fork would copy the threads of Polars in an undefined state. Each has one core; it sets
+    # its own environment before its first task loads Polars, and the caller's stays as it is.
+    threads = os.environ.get(_THREADS) or "1"
     context = multiprocessing.get_context("spawn")
-    threads = os.environ.get("POLARS_MAX_THREADS")
-    os.environ["POLARS_MAX_THREADS"] = threads or "1"  # inherited by the workers, which have one core each
-    try:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            index_of = {pool.submit(ask, str(paths[index]), window): index for index in indices}
-            for future in as_completed(index_of):
-                index = index_of[future]
-                yield index, _local_result(future, paths[index])
-    finally:
-        if threads is None:
-            os.environ.pop("POLARS_MAX_THREADS", None)
+    with ProcessPoolExecutor(workers, context, initializer=os.putenv, initargs=(_THREADS, threads)) as pool:
+        index_of = {pool.submit(ask, str(paths[index]), window): index for index in indices}
+        for future in as_completed(index_of):
+            index = index_of[future]
+            yield index, _local_result(future, paths[index])
 
 
 def _local_result(future: Future[FileSummary], path: Path) -> FileSummary:

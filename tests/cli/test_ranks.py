@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.cli.rank_files import SLOW_RANK, STEPS, WAIT_US, write_ranks
 from warplens import ranks as files
-from warplens.ranks import analyse_ranks
+from warplens.ranks import FileSummary, _in_pool, analyse_ranks
 from warplens.report.jsonout import envelope
 from warplens.report.ranks import ranks_data
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 RANKS = 3
 WAIT_NS = STEPS * WAIT_US * 1000
@@ -98,6 +97,19 @@ def test_several_processes_give_what_one_gives(run_folder, monkeypatch):
     monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)  # then each process gets its share of the cores
     paths = sorted(run_folder.iterdir())
     assert _answer(paths, workers=2) == _answer(paths, workers=1)
+
+
+def _threads_of_worker(path: str, window: str) -> FileSummary:
+    return FileSummary(str(pl.thread_pool_size()))
+
+
+def test_each_process_has_one_thread_and_the_callers_environment_stays_as_it_is(monkeypatch):
+    monkeypatch.delenv("POLARS_MAX_THREADS", raising=False)
+    environment = dict(os.environ)
+    answers = _in_pool([Path("a"), Path("b")], range(2), "all", 1, _threads_of_worker)
+    assert next(answers)[1].source == "1"
+    assert dict(os.environ) == environment  # while the rest is not yet asked for
+    assert next(answers)[1].source == "1"
 
 
 def test_without_dask_the_message_says_what_to_install(warplens, run_folder, monkeypatch):

@@ -78,6 +78,12 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def largest(values: pl.Series) -> int:
+    """The largest number of a column, cut to a whole one; 0 for an empty column, or one of nulls."""
+    most = values.max()
+    return int(most) if isinstance(most, (int, float)) else 0
+
+
 def select_rows(rows: pl.DataFrame, mask_or_series: Bools | pl.Series) -> pl.DataFrame:
     """The rows for which the mask is True. Contiguous rows, the usual case for a window, are not copied."""
     mask = mask_or_series.to_numpy() if isinstance(mask_or_series, pl.Series) else mask_or_series

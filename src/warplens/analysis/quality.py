@@ -11,7 +11,7 @@ import polars as pl
 
 from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import once
+from warplens.analysis.frames import largest, once
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
@@ -194,7 +194,11 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _launches,
             _ranges,
             _backward,
-            _steps,
+            _unrecorded_steps,
+            _steps_without_work,
+            _lone_pauses,
+            _number_of_steps,
+            _unequal_steps,
             _profiler,
             _contents,
             _beyond_peak,
@@ -303,12 +307,11 @@ def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
     lead_ns = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
     early = lead_ns.filter(lead_ns > 0)
     if early.len() > _EARLY_SHARE * lead_ns.len():
-        largest_ns = max(int(early.max()), 0)  # type: ignore[arg-type]
         yield Note(
             "clocks-apart",
             NoteLevel.WARNING,
             f"{100 * early.len() / lead_ns.len():.1f} % of the GPU work begins before the call that launched it, by up "
-            f"to {largest_ns / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
+            f"to {largest(early) / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
             "causes are wrong by as much.",
             "Record again, for a shorter time, and do not change the machine's clock meanwhile",
         )
@@ -366,8 +369,7 @@ def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
         )
 
 
-def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
-    count = len(window.steps)
+def _unrecorded_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
     if lost := timeline.steps.unrecorded:
         numbers = _numbers([step.index for step in lost])
         yield Note(
@@ -377,6 +379,9 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "capture, or not all: the steady window leaves them out.",
             "Record again, for a shorter time",
         )
+
+
+def _steps_without_work(timeline: Timeline, window: Window) -> Iterator[Note]:
     if empty := timeline.steps.without_work:
         yield Note(
             "steps-without-work",
@@ -385,6 +390,9 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{'holds' if empty == 1 else 'hold'} no GPU work, and count as no steps.",
             "Where they should, record again, for a shorter time",
         )
+
+
+def _lone_pauses(timeline: Timeline, window: Window) -> Iterator[Note]:
     for pause in timeline.steps.pauses if window.kind == "steady" else ():
         yield Note(
             "lone-pause",
@@ -392,6 +400,10 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{pause.told} If it recurs as often, it takes {100 * pause.share:.1f} % of the time.",
             "Record more steps, which shows whether it recurs; --window all counts it",
         )
+
+
+def _number_of_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    count = len(window.steps)
     if not count:
         # A user who asked for all of the profile, or for an explicit part, knows that it is not divided into steps.
         asked_for = window.kind in ("all", "explicit")
@@ -401,17 +413,21 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "The window has no repeating steps: the numbers may include warm-up, and none is per step.",
             None if asked_for else timeline.trace.capture.recorder.remedies.get("no-steps"),
         )
-        return
-    if count < _STEPS_FOR_SPREAD:
+    elif count < _STEPS_FOR_SPREAD:
         yield Note(
             "few-steps",
             NoteLevel.INFO,
             f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary is unknown.",
             f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
         )
+
+
+def _unequal_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    if not window.steps:
+        return
+    count, cycle = len(window.steps), timeline.steps.cycle
     work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
     kernels = counts_of_steps(work.filter(pl.col("kind") == "kernel"), window)
-    cycle = timeline.steps.cycle
     allowed = _SAME_KERNELS_SHARE * float(np.median(kernels))
     if int(np.ptp(kernels)) <= allowed:
         return
@@ -425,13 +441,13 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"steps: times per step are means over the steps of a cycle.{parts}",
             f"Choose a window of whole cycles ({cycle} steps)" if parts else None,
         )
-        return
-    yield Note(
-        "unequal-steps",
-        NoteLevel.WARNING,
-        f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
-        "Choose a window of equal steps",
-    )
+    else:
+        yield Note(
+            "unequal-steps",
+            NoteLevel.WARNING,
+            f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
+            "Choose a window of equal steps",
+        )
 
 
 def _outside_steps(timeline: Timeline, window: Window) -> Iterator[Note]:

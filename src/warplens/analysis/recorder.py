@@ -20,9 +20,12 @@ recording.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import API_KIND, api_kinds
@@ -86,65 +89,153 @@ def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | 
     if not len(host.outermost.starts):
         return None
     work_of_busiest = timeline.work.with_row_index("at").filter(of_busiest)
-    return _Recorder(timeline, window, host, work_of_busiest, process, device).schedule()
+    return _Recorder.of(timeline, window, host, work_of_busiest, process, device).recorded()
 
 
+@dataclass(frozen=True, eq=False)
 class _Recorder:
-    """Builds one schedule; the arrays of calls and work are those of the schedule."""
+    """Builds one schedule; calls and work are numbered as in the schedule."""
 
-    def __init__(
-        self, timeline: Timeline, window: Window, host: HostCalls, work: pl.DataFrame, process: int, device: int
-    ) -> None:
-        self._timeline, self._window, self._process, self._device = timeline, window, process, device
-        # Work is sorted by begin.
+    timeline: Timeline
+    window: Window
+    process: int
+    device: int
+    work: pl.DataFrame  #: the work of the window, ordered by its call
+    earlier: pl.DataFrame  #: the work before the window
+    call: Int64s  #: call that issued each piece of work
+    #: called, returned: begin and end of each call
+    called: Int64s
+    returned: Int64s
+    cause: npt.NDArray[np.int8]  #: what each call does, as in `HostCalls`
+    kind: npt.NDArray[np.int8]  #: kind of each call, as in `API_KIND`
+    names: pl.Series  #: names of the calls, without the one that is added where the host ends the window
+    stalls: Intervals  #: times at which the launching thread was not running
+    profiled: Intervals  #: times at which the profiler held it up
+    ends_with_next: bool  #: whether the window ends where the next work begins, which is then part of the schedule
+    ends_with_host: bool  #: whether the window ends with a call, not with work
+
+    @classmethod
+    def of(
+        cls, timeline: Timeline, window: Window, host: HostCalls, work: pl.DataFrame, process: int, device: int
+    ) -> _Recorder:
+        """From all work of the process on the device, sorted by begin, and all calls of the process."""
         begin, end = np.searchsorted(work["start_ns"].to_numpy(), (window.start_ns, window.end_ns)).tolist()
         in_window, next_work = work.slice(begin, end - begin) if window.kind != "all" else work, work.slice(end, 1)
-        self._ends_with_next = (
-            next_work.height > 0 and next_work["start_ns"][0] == window.end_ns and window.kind != "all"
-        )
-        if self._ends_with_next:
+        ends_with_next = next_work.height > 0 and next_work["start_ns"][0] == window.end_ns and window.kind != "all"
+        if ends_with_next:
             in_window = pl.concat([in_window, next_work])
-        self._earlier = work.head(begin) if window.kind != "all" else work.clear()
-        ends_with_work = self._ends_with_next or in_window["end_ns"].max() == window.end_ns
+        ends_with_host = not (ends_with_next or in_window["end_ns"].max() == window.end_ns)
 
         pieces = host.outermost
         issue = in_window["launch_start_ns"].fill_null(in_window["start_ns"]).to_numpy()
         piece = np.maximum(np.searchsorted(pieces.starts, issue, side="right") - 1, 0)
         order = np.lexsort((in_window["start_ns"].to_numpy(), issue, piece))
         first, last = int(piece.min()), int(piece.max())
-        if not ends_with_work:
+        if ends_with_host:
             first = min(first, int(np.searchsorted(pieces.starts, window.start_ns)))
             last = max(last, int(np.searchsorted(pieces.ends, window.end_ns, side="right")) - 1)
-        self._ends_with_host = not ends_with_work
-        self.work = in_window[order]
-        self.call = piece[order] - first
-        self.start, self.end = self.work["start_ns"].to_numpy(), self.work["end_ns"].to_numpy()
         owner = pieces.owner[first : last + 1]
         # Where the host ends the window, a call without effect is added, so that the pause before it is like any other.
-        end = np.full(int(self._ends_with_host), window.end_ns)
-        self.called, self.returned = (np.r_[times[first : last + 1], end] for times in (pieces.starts, pieces.ends))
-        self.cause = np.r_[host.cause[owner], np.zeros(len(end), dtype=np.int8)]
-        self._names = timeline.trace.api_calls["name"].gather(host.row[owner])
-        kinds = api_kinds(self._names)
-        other_kind = API_KIND.categories.to_list().index("other")
-        self.kind = np.r_[kinds.to_physical().to_numpy(), np.full(len(end), other_kind)].astype(np.int8)
+        added = np.full(int(ends_with_host), window.end_ns)
+        called, returned = (np.r_[times[first : last + 1], added] for times in (pieces.starts, pieces.ends))
+        names = timeline.trace.api_calls["name"].gather(host.row[owner])
+        other_kind = np.full(len(added), API_KIND.categories.to_list().index("other"))
         threads, counts = np.unique(host.thread[owner], return_counts=True)
         launching = int(threads[counts.argmax()])
-        self.stalls, self.profiled = host.stalls(launching), host.profiler.get(launching, Intervals.none())
-        self.by_graph = (kinds == "graph-launch").to_numpy()[self.call]
+        return cls(
+            timeline=timeline,
+            window=window,
+            process=process,
+            device=device,
+            work=in_window[order],
+            earlier=work.head(begin) if window.kind != "all" else work.clear(),
+            call=piece[order] - first,
+            called=called,
+            returned=returned,
+            cause=np.r_[host.cause[owner], np.zeros(len(added), dtype=np.int8)],
+            kind=np.r_[api_kinds(names).to_physical().to_numpy(), other_kind].astype(np.int8),
+            names=names,
+            stalls=host.stalls(launching),
+            profiled=host.profiler.get(launching, Intervals.none()),
+            ends_with_next=ends_with_next,
+            ends_with_host=ends_with_host,
+        )
+
+    @cached_property
+    def start(self) -> Int64s:
+        """Begin of each piece of work."""
+        return self.work["start_ns"].to_numpy()
+
+    @cached_property
+    def end(self) -> Int64s:
+        """End of each piece of work."""
+        return self.work["end_ns"].to_numpy()
+
+    @cached_property
+    def by_graph(self) -> Bools:
+        """Whether the launch of a graph issued each piece of work."""
+        is_graph_launch: Bools = self.kind == API_KIND.categories.to_list().index("graph-launch")
+        return is_graph_launch[self.call]
 
     def _named(self, part: str) -> Bools:
         """Mask of the calls with this pattern in their names."""
         matches = np.zeros(len(self.called), dtype=np.bool_)
-        matches[: len(self._names)] = self._names.cast(pl.String).str.contains(part).to_numpy()
+        matches[: len(self.names)] = self.names.cast(pl.String).str.contains(part).to_numpy()
         return matches
 
-    def schedule(self) -> RecordedSchedule:
-        window = self._window
+    def recorded(self) -> RecordedSchedule:
+        """The schedule, with the facts about its calls and work that predictions of changes need."""
+        schedule = self._schedule()
+        window, pause_begins = self.window, self.called - schedule.pause_ns
+        stalled_ns = measure_before(self.stalls, self.called) - measure_before(self.stalls, pause_begins)
+        # Nothing is known of the time before the first call and after the last one.
+        stalled_ns[[0, -1]] = np.where(stalled_ns[[0, -1]] < STALL_MIN_NS, 0, stalled_ns[[0, -1]])
+        profiled_ns = measure_before(self.profiled, self.called) - measure_before(self.profiled, pause_begins)
+        copied_bytes, direction, pinned = self._copies()
+        first_work = -1 if self.ends_with_host else int(self.start.argmin())
+        if first_work >= 0 and self.start[first_work] != window.start_ns:
+            first_work = -1
+        return RecordedSchedule(
+            schedule=schedule,
+            window=window,
+            process=self.process,
+            device=self.device,
+            kind=self.kind,
+            cause=self.cause,
+            whole_device=self._named("(Device|Thread|Ctx)Synchronize"),
+            stall_ns=stalled_ns,
+            profiler_ns=profiled_ns,
+            marked=bool(window.steps) and self.timeline.steps.source == "range",
+            step=self._steps(),
+            bytes=copied_bytes,
+            direction=direction,
+            pinned=pinned,
+            first_work=first_work,
+            last_work=self._next_work,
+            ends_with_host=self.ends_with_host,
+            overrun_ns=0 if self._next_work >= 0 else max(0, int(self.end.max()) - window.end_ns),
+            stalls=self.stalls,
+            called_ns=self.called,
+            returned_ns=self.returned,
+            work_row=self.work["at"].cast(pl.Int64).to_numpy(),
+        )
+
+    @cached_property
+    def _next_work(self) -> int:
+        """The work that begins where the window ends; −1 for none."""
+        return int(np.flatnonzero(self.start >= self.window.end_ns)[0]) if self.ends_with_next else -1
+
+    def _schedule(self) -> Schedule:
+        """The calls one after the other, each with the pause before it, and the work that they issue, by stream.
+
+        The host runs call after call: a pause (`pause_ns`), the call itself (`held_ns`), and, where the call waits, the
+        end of the work `waits_for` and the return from it (`return_ns`). Work starts at the latest of three times: its
+        arrival (`offset_ns` after the begin of its call), `gap_ns` after the end of the work before it on its stream,
+        and `after_gap_ns` after the end of the work of another stream that it depends on (`after`).
+        """
         streams, stream = np.unique(self.work["stream"].to_numpy(), return_inverse=True)
         stream = stream.astype(np.int64)
-        held = self.returned - self.called
-        waits_for, return_ns, held = self._waits(held)
+        waits_for, return_ns, held = self._waits(self.returned - self.called)
         previous_end = self._previous_end(stream)
         latency, gap = self._start_costs(held, previous_end)
         offset = self._offsets(held, latency, previous_end, waits_for)
@@ -152,19 +243,14 @@ class _Recorder:
         held_back = self._held_back(offset, previous_end)
         begin = int(self.called[0])
         pause = np.r_[np.int64(0), self.called[1:] - self.returned[:-1]]
-        if begin > window.start_ns:  # the host begins the window
-            begin, pause[0] = window.start_ns, begin - window.start_ns
+        if begin > self.window.start_ns:  # the host begins the window
+            begin, pause[0] = self.window.start_ns, begin - self.window.start_ns
         duration = self.end - self.start
-        last_work = -1
-        if self._ends_with_next:
-            last_work = int(np.flatnonzero(self.start >= window.end_ns)[0])
-            duration[last_work] = 0
-        first_work = -1 if self._ends_with_host else int(self.start.argmin())
-        if first_work >= 0 and self.start[first_work] != window.start_ns:
-            first_work = -1
-        earlier_ends = self._earlier.group_by("stream").agg(pl.col("end_ns").max())
+        if self._next_work >= 0:
+            duration[self._next_work] = 0
+        earlier_ends = self.earlier.group_by("stream").agg(pl.col("end_ns").max())
         last_end_by_stream = dict(zip(earlier_ends["stream"], earlier_ends["end_ns"], strict=True))
-        schedule = Schedule(
+        return Schedule(
             begin_ns=begin,
             pause_ns=pause,
             held_ns=held,
@@ -178,36 +264,6 @@ class _Recorder:
             after=after,
             after_gap_ns=after_gap + held_back,
             ready_ns=np.array([last_end_by_stream.get(int(number), _LONG_AGO) for number in streams], dtype=np.int64),
-        )
-        stalled_ns = measure_before(self.stalls, self.called) - measure_before(self.stalls, self.called - pause)
-        # Nothing is known of the time before the first call and after the last one.
-        stalled_ns[[0, -1]] = np.where(stalled_ns[[0, -1]] < STALL_MIN_NS, 0, stalled_ns[[0, -1]])
-        profiled_ns = measure_before(self.profiled, self.called) - measure_before(self.profiled, self.called - pause)
-        copied_bytes, direction, pinned = self._copies()
-        overrun = 0 if last_work >= 0 else max(0, int(self.end.max()) - window.end_ns)
-        return RecordedSchedule(
-            schedule=schedule,
-            window=window,
-            process=self._process,
-            device=self._device,
-            kind=self.kind,
-            cause=self.cause,
-            whole_device=self._named("(Device|Thread|Ctx)Synchronize"),
-            stall_ns=stalled_ns,
-            profiler_ns=profiled_ns,
-            marked=bool(window.steps) and self._timeline.steps.source == "range",
-            step=self._steps(),
-            bytes=copied_bytes,
-            direction=direction,
-            pinned=pinned,
-            first_work=first_work,
-            last_work=last_work,
-            ends_with_host=self._ends_with_host,
-            overrun_ns=overrun,
-            stalls=self.stalls,
-            called_ns=self.called,
-            returned_ns=self.returned,
-            work_row=self.work["at"].cast(pl.Int64).to_numpy(),
         )
 
     def _waits(self, held_ns: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -329,7 +385,7 @@ class _Recorder:
         """
         by_start = np.argsort(self.start, kind="stable")
         latest_end = np.empty_like(self.end)
-        latest_end[by_start] = np.r_[self._window.start_ns, np.maximum.accumulate(self.end[by_start])[:-1]]
+        latest_end[by_start] = np.r_[self.window.start_ns, np.maximum.accumulate(self.end[by_start])[:-1]]
         could_start = np.maximum(self.called[self.call] + offset, previous_end)
         late = self.start - np.maximum(could_start, latest_end)
         return np.where((self.cause[self.call] == 0) & ~self.by_graph & (late > _LONGEST_LATENCY_NS), late, 0)
@@ -398,13 +454,13 @@ class _Recorder:
 
     def _stream_waits(self) -> tuple[Int64s, Int64s]:
         """Sorted times at which the process made a stream wait for an event, and the streams that wait."""
-        calls = self._timeline.trace.api_calls
+        calls = self.timeline.trace.api_calls
         is_wait = rows_named(calls["name"], lambda name: "StreamWaitEvent" in name)
-        is_wait &= (calls["process"] == self._process).to_numpy()
-        waits = self._timeline.trace.synchronizations.filter(
-            pl.col("kind").cast(pl.String) == "stream-wait-event", pl.col("process") == self._process
+        is_wait &= (calls["process"] == self.process).to_numpy()
+        waits = self.timeline.trace.synchronizations.filter(
+            pl.col("kind").cast(pl.String) == "stream-wait-event", pl.col("process") == self.process
         )
-        of_device = pl.col("device").fill_null(self._device) == self._device
+        of_device = pl.col("device").fill_null(self.device) == self.device
         known = waits.select("correlation", pl.when(of_device).then("stream").otherwise(_ELSEWHERE).alias("stream"))
         called = calls.filter(is_wait).select("start_ns", "correlation").sort("start_ns")
         called = called.join(known.unique("correlation"), on="correlation", how="left", maintain_order="left")
@@ -412,18 +468,18 @@ class _Recorder:
 
     def _steps(self) -> Int64s:
         """The step of each call: that of the first work issued by it or by the last issuing call before it."""
-        begins = np.array([step.start_ns for step in self._window.steps], dtype=np.int64)
+        begins = np.array([step.start_ns for step in self.window.steps], dtype=np.int64)
         if not len(begins):
             return np.zeros(len(self.called), dtype=np.int64)
         step = np.maximum(np.searchsorted(begins, self.start, side="right") - 1, 0)
-        if self._ends_with_next:
-            step[self.start >= self._window.end_ns] = len(begins)
+        if self.ends_with_next:
+            step[self.start >= self.window.end_ns] = len(begins)
         of_call = np.zeros(len(self.called), dtype=np.int64)
         np.maximum.at(of_call, self.call, step)
         return np.maximum.accumulate(of_call)
 
     def _copies(self) -> tuple[Int64s, pl.Series, Bools]:
-        copies = self._timeline.trace.copies
+        copies = self.timeline.trace.copies
         row = self.work.select(pl.when(pl.col("kind") == "copy").then("row")).to_series()
         size = copies["bytes"].gather(row).fill_null(0).to_numpy()
         direction = copies["direction"].gather(row).cast(pl.String)

@@ -16,10 +16,10 @@ evidence, the turns are returned with low confidence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -188,7 +188,51 @@ class _Turns:
     @cached_property
     def confidence(self) -> tuple[Confidence, str]:
         """Confidence that these are steps, and the reason."""
-        return _confidence(self)
+        return next((level, reason) for holds, level, reason in _SIGNS if holds(self))
+
+    @cached_property
+    def repeated(self) -> pl.DataFrame:
+        """The calls of all turns."""
+        return self.calls[self.begin : self.stop]
+
+    @property
+    def has_graphs(self) -> bool:
+        return bool((self.repeated["launches"] > 1).any() or (self.repeated["kind"] == "graph").any())
+
+    @cached_property
+    def _kernels(self) -> list[str]:
+        """Names of the kernels of a turn."""
+        rows = self.repeated[: self.period].filter(pl.col("kind") == "kernel")["row"]
+        return self.trace.kernels["full_name"].gather(rows).cast(pl.String).to_list()
+
+    @cached_property
+    def token_choices(self) -> int:
+        """Number of kernels of a turn that choose a token."""
+        choosing = set(filter(_SAMPLES_TOKEN.search, set(self._kernels)))
+        return sum(name in choosing for name in self._kernels)
+
+    @cached_property
+    def is_pair(self) -> bool:
+        """Whether there are only two turns, without a backward pass."""
+        return self.repeats < MIN_REPEATS and not any(map(_BACKWARD.search, set(self._kernels)))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a turn has enough launches to have a structure."""
+        return self.period >= LEAST_STRUCTURE
+
+    @cached_property
+    def has_pauses(self) -> bool:
+        """Whether the GPU or the host pauses longer after each turn than inside one."""
+        pauses = _pauses_before(self.calls, np.arange(self.begin + 1, self.stop))
+        ends = np.zeros(self.stop - self.begin - 1, dtype=np.bool_)
+        ends[self.period - 1 :: self.period] = True
+        return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
+
+    @cached_property
+    def has_step_structure(self) -> bool:
+        """Whether a turn is built like a step, and the turns leave little work to other parts of the program."""
+        return self.is_structured and _share(self.calls, self.begin, self.stop) >= _STRUCTURED_SHARE
 
     @property
     def marked(self) -> int:
@@ -334,42 +378,51 @@ def _whole_steps(turns: _Turns) -> _Turns:
     return turns
 
 
-def _confidence(turns: _Turns) -> tuple[Confidence, str]:
-    """Confidence that turns without an optimizer are steps, and the reason."""
-    repeated = turns.calls[turns.begin : turns.stop]
+#: Whether turns without an optimizer are steps: the first condition that holds decides.
+_SIGNS: Final[tuple[tuple[Callable[[_Turns], bool], Confidence, str], ...]] = (
     # A graph that is launched repeatedly is the program's loop; one among other launches may be a token's.
-    if turns.period == 1 and repeated.height < _TWO_TURNS_SHARE * turns.calls.height:
-        return "low", "each is a single launch, and there are others beside them"
-    if (repeated["launches"] > 1).any() or (repeated["kind"] == "graph").any():
-        return "high", "CUDA graphs are what a program repeats"
-    kernel_rows = repeated[: turns.period].filter(pl.col("kind") == "kernel")["row"]
-    kernels = turns.trace.kernels["full_name"].gather(kernel_rows).cast(pl.String).to_list()
-    names = set(kernels)
-    has_waits, pauses_after = turns.marked >= turns.repeats - 1, _pauses_between(turns)
-    token_choices = sum(_SAMPLES_TOKEN.search(name) is not None for name in kernels) if _choose(names) else 0
-    if token_choices == 1 or (token_choices and turns.marked < turns.repeats):
-        return "low", "each chooses a token: one of a text"
-    if token_choices:
-        return "medium", "each is a text of several tokens that the host waits for"
-    if turns.repeats < MIN_REPEATS and not any(_BACKWARD.search(name) for name in names):
-        if turns.marked == turns.repeats and pauses_after and turns.period >= LEAST_STRUCTURE:
-            return "medium", "two are all there is, each with a wait or copy, and a pause between them"
-        return "low", "there are only two"
-    if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _STRUCTURED_SHARE:
-        if turns.ended >= turns.repeats - 1:
-            return "high", "each has parts that repeat and parts that it has once, and a wait or copy behind them"
-        if turns.marked > 1:  # as in passes over parts of a batch, whose results the step uses at its end
-            return "low", "waits and copies lie inside of each, and none between them"
-        if turns.repeats > _MOST_WITHOUT_WAITS and turns.marked <= 1:
-            return "low", "so many in a row take nothing in and give nothing out, as a sampler's do"
-        return "medium", "each has parts that repeat and parts that it has once"
-    if turns.period >= LEAST_STRUCTURE and has_waits and pauses_after:
-        return "high", "each has a wait or copy, followed by a pause"
-    return "low", "the only sign is that they repeat"
-
-
-def _choose(names: set[str]) -> bool:
-    return any(_SAMPLES_TOKEN.search(name) for name in names)
+    (
+        lambda turns: turns.period == 1 and turns.repeated.height < _TWO_TURNS_SHARE * turns.calls.height,
+        "low",
+        "each is a single launch, and there are others beside them",
+    ),
+    (lambda turns: turns.has_graphs, "high", "CUDA graphs are what a program repeats"),
+    (
+        lambda turns: turns.token_choices == 1 or (turns.token_choices > 1 and turns.marked < turns.repeats),
+        "low",
+        "each chooses a token: one of a text",
+    ),
+    (lambda turns: turns.token_choices > 1, "medium", "each is a text of several tokens that the host waits for"),
+    (
+        lambda turns: turns.is_pair and turns.marked == turns.repeats and turns.is_long and turns.has_pauses,
+        "medium",
+        "two are all there is, each with a wait or copy, and a pause between them",
+    ),
+    (lambda turns: turns.is_pair, "low", "there are only two"),
+    (
+        lambda turns: turns.has_step_structure and turns.ended >= turns.repeats - 1,
+        "high",
+        "each has parts that repeat and parts that it has once, and a wait or copy behind them",
+    ),
+    # As in passes over parts of a batch, whose results the step uses at its end.
+    (
+        lambda turns: turns.has_step_structure and turns.marked > 1,
+        "low",
+        "waits and copies lie inside of each, and none between them",
+    ),
+    (
+        lambda turns: turns.has_step_structure and turns.repeats > _MOST_WITHOUT_WAITS,
+        "low",
+        "so many in a row take nothing in and give nothing out, as a sampler's do",
+    ),
+    (lambda turns: turns.has_step_structure, "medium", "each has parts that repeat and parts that it has once"),
+    (
+        lambda turns: turns.is_long and turns.marked >= turns.repeats - 1 and turns.has_pauses,
+        "high",
+        "each has a wait or copy, followed by a pause",
+    ),
+    (lambda _: True, "low", "the only sign is that they repeat"),
+)
 
 
 def _candidates(
@@ -452,14 +505,6 @@ def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
         pl.Series("busy_ns", np.add.reduceat(busy, first)),
         pl.Series("launches", np.diff(np.r_[first, sequence.height])),
     )
-
-
-def _pauses_between(turns: _Turns) -> bool:
-    """Whether the GPU or the host pauses longer after each turn than inside one."""
-    pauses = _pauses_before(turns.calls, np.arange(turns.begin + 1, turns.stop))
-    ends = np.zeros(turns.stop - turns.begin - 1, dtype=np.bool_)
-    ends[turns.period - 1 :: turns.period] = True
-    return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
 
 
 def _pauses_before(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:

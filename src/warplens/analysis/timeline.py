@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import numbered, once, select_rows
+from warplens.analysis.frames import largest, numbered, once, select_rows
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
@@ -413,14 +413,14 @@ class Timeline:
             return Window(search.steady[0].start_ns, search.steady[-1].end_ns, "steady", search.how, search.steady)
         if not self.work.height:
             return Window(*self._recorded_span(), kind="all", how="the whole recording, which holds no GPU work")
-        start, end = int(self.work["start_ns"][0]), _maximum(self.work["end_ns"])
+        start, end = int(self.work["start_ns"][0]), largest(self.work["end_ns"])
         return Window(start, end, "device", search.how)
 
     def _recorded_span(self) -> tuple[int, int]:
         start, end = self.trace.capture.window_ns
         if self.work.height:
             start = min(start, int(self.work["start_ns"][0])) if end > start else int(self.work["start_ns"][0])
-            end = max(end, _maximum(self.work["end_ns"]))
+            end = max(end, largest(self.work["end_ns"]))
         return start, end
 
     def _api_rows(self, process: npt.NDArray[np.int32], correlation: pl.Series) -> Int64s:
@@ -502,7 +502,3 @@ def _nullable(values: Int64s, name: str) -> pl.Series:
     if not len(values) or values.min() >= 0:
         return series
     return pl.select(pl.when(series >= 0).then(series).alias(name)).to_series()
-
-
-def _maximum(values: pl.Series) -> int:
-    return int(values.max())  # type: ignore[arg-type]

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import ne
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
+from warplens import readers
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window, span_text
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.counters import KernelCounters
-from warplens.readers import discover, read, read_counters
+from warplens.profile.peaks import with_gpu
+from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 
 if TYPE_CHECKING:
@@ -59,6 +61,35 @@ def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(value, (str, os.PathLike))
 
 
+def read(
+    profile: Profile,
+    *,
+    progress: Callable[[str], None] | None = None,
+    launch_configuration: bool = True,
+    gpu: str | None = None,
+) -> Trace:
+    """Read a profile: a file (also compressed), a folder with one, `demo:NAME`, or a live profiler.
+
+    Args:
+        profile: the profile; a `Trace` is returned unchanged.
+        progress: receives the current activity in a few words.
+        launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
+            columns are null, and a large file is read a third faster.
+        gpu: name of the GPU that it was recorded on (`H100 PCIe`, `MI300X`), for a profile that does not contain it.
+            Its data sheet gives the roofs. All functions here accept the returned trace.
+
+    Raises:
+        TypeError: it is not a profile.
+        UnreadableInputError: the file is missing, damaged, or not readable by this version.
+        UsageError: a folder has several profiles, or the data sheet of the GPU is not known.
+    """
+    if is_path(profile):
+        path = only_profile(profile)
+        return readers.read(path, progress=progress, launch_configuration=launch_configuration, gpu=gpu)
+    trace = timeline_of(profile, "read").trace
+    return trace if gpu is None else with_gpu(trace, gpu)
+
+
 def timeline_of(profile: Profile, function: str) -> Timeline:
     """The timeline of one profile.
 
@@ -76,7 +107,7 @@ def timeline_of(profile: Profile, function: str) -> Timeline:
     if isinstance(profile, Trace):
         return Timeline(profile)
     if is_path(profile):
-        return Timeline(read(only_profile(profile)))
+        return Timeline(readers.read(only_profile(profile)))
     if _is_live(profile):
         return Timeline(_live(profile))
     raise _refusal(profile, function)
@@ -186,6 +217,11 @@ def selected(timeline: Timeline, window: Window | str = "steady", range_name: st
     return Selection(timeline, part, (*_empty(timeline, part), *quality_notes(timeline, part)))
 
 
+def chosen(profile: Profile, function: str, window: str, range_name: str | None) -> Selection:
+    """The window of a profile that the arguments of a function select. Errors as of `timeline_of` and `selected`."""
+    return selected(timeline_of(profile, function), window, range_name)
+
+
 def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
     """A note if an explicitly chosen window has no GPU work, with the span of the GPU work."""
     if window.kind != "explicit" or not timeline.work.height or timeline.work_in(window).height:
@@ -215,7 +251,7 @@ def _refusal(value: object, function: str) -> TypeError:
 
 def _each(profile: Profile, function: str) -> list[Timeline]:
     if is_path(profile):
-        return [Timeline(read(path)) for path in discover([located(profile)])]
+        return [Timeline(readers.read(path)) for path in discover([located(profile)])]
     return [timeline_of(profile, function)]
 
 
@@ -233,7 +269,7 @@ def _live(profiler: LiveProfile) -> Trace:
                 f"{_LIVE}: the profiler gives no trace ({reason}). Ask after its `with` block has ended, and before "
                 "export_chrome_trace is called; or give the path of the file that it wrote"
             ) from error
-        trace = read(path)
+        trace = readers.read(path)
     _exported[profiler] = trace = replace(trace, capture=replace(trace.capture, source=_LIVE))
     return trace
 

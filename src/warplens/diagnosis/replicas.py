@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import Spent
+from warplens.analysis.frames import Spent, largest
 from warplens.analysis.hostpace import STALL_MAX_NS
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.ranks.collectives import kind_of_kernel
@@ -154,4 +154,4 @@ def _host_ns(launched: pl.DataFrame) -> int:
     spent = (pl.col("launch_end_ns") - pl.col("launch_end_ns").shift(1).over("thread")).fill_null(0)
     own = launched.with_columns(spent=spent).filter(~pl.col("copies_model") & ~pl.col("sums"))
     short = own.filter(pl.col("spent").is_between(0, STALL_MAX_NS))
-    return int(short.group_by("device").agg(pl.col("spent").sum())["spent"].max() or 0)  # type: ignore[arg-type]
+    return largest(short.group_by("device").agg(pl.col("spent").sum())["spent"])

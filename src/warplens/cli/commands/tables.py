@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from warplens.analysis.timeline import Timeline
-from warplens.answers import headroom_selection
 from warplens.answers.inputs import Selection, only_profile
 from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import State, progress
@@ -133,6 +132,8 @@ def headroom(
     The steps down: no idle time, every kernel at its practical roof, no avoidable work, the precision that the hardware
     is built for. Roofs and avoidable work are modelled; idle time is measured.
     """
+    from warplens.answers import headroom_selection  # the other tables do not need what it imports
+
     selection = select(path, window, range_name, launch_configuration=True)
     program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True, gpu=State.gpu))
     counted = None if counters is None else read_counters(counters)

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import Spent
+from warplens.analysis.frames import Spent, largest
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
@@ -202,7 +202,7 @@ def _format(facts: Facts, claimed: Spent) -> str:
 def _most_ns(facts: Facts, rows: Int64s | slice, spent_ns: Int64s) -> int:
     """The largest sum of these times, one for each of these pieces of work, on a GPU."""
     spent = pl.DataFrame({"device": facts.work["device"].to_numpy()[rows], "spent": spent_ns})
-    return int(spent.group_by("device").agg(pl.col("spent").sum())["spent"].max() or 0)  # type: ignore[arg-type]
+    return largest(spent.group_by("device").agg(pl.col("spent").sum())["spent"])
 
 
 class ExposedCommunication(Rule):

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import largest
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
@@ -142,7 +143,7 @@ class UnusedResults(StructureRule):
         if not size or begin is None or not len(later):
             return None
         ends = starts.gather(later).drop_nulls()
-        sliced = first_shapes(facts, _SLICES, begin, int(ends.max() or begin))  # type: ignore[arg-type]
+        sliced = first_shapes(facts, _SLICES, begin, largest(ends) or begin)
         if size not in map(math.prod, sliced):
             return None
         threads = facts.program.threads(later)

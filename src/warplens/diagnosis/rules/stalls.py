@@ -10,6 +10,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import largest
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.prediction import Change
 from warplens.analysis.repetition import MIN_REPEATS
@@ -485,7 +486,7 @@ class HostStall(Rule):
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "stalls_per_step": stalls.height / facts.process_steps,
-                "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
+                "longest_stall_ns": largest(spent) if spent.len() else None,
                 "stalls_apart_share": apart,
                 "stalled_steps_count": few,
                 "in_os_calls_share": _in_os_calls(facts, stalls),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +181,8 @@ def scan(text: Bytes, words: Words, begin: int, end: int) -> Scan:
     inner_starts = np.where(inner == 2, braces.take(np.minimum(first + 1, len(braces) - 1)), -1) if count else starts
     inner_ends = np.where(inner == 2, braces.take(np.maximum(last - 1, 0)), ends) if count else ends
     irregular = inner > 2
-    keys = _keys(text, words, opening, closing, starts, ends, inner_starts, inner_ends, irregular, escapes)
+    strings = _Strings(text, words, opening, closing, escapes)
+    keys = _keys(strings, _Events(starts, ends, inner_starts, inner_ends, irregular))
     return Scan(starts, ends, inner_ends, irregular, keys, opening, closing, rest, array_end, damaged, is_balanced)
 
 
@@ -223,53 +225,89 @@ def gap_ends_array(gap: bytes) -> int | None:
     return at if at >= 0 and not gap[:at].strip(b" \t\r\n,") else None
 
 
-def _keys(
-    text: Bytes,
-    words: Words,
-    opening: Int64s,
-    closing: Int64s,
-    starts: Int64s,
-    ends: Int64s,
-    inner_starts: Int64s,
-    inner_ends: Int64s,
-    irregular: Bools,
-    escapes: Int64s | None,
-) -> Keys:
-    after = text.take(closing + 1)
+class _Strings(NamedTuple):
+    """The text with the strings of a piece."""
+
+    text: Bytes
+    words: Words
+    #: opening, closing: positions of their quotes
+    opening: Int64s
+    closing: Int64s
+    escapes: Int64s | None  #: positions of the backslashes of the piece; None if it has none
+
+
+class _Events(NamedTuple):
+    """The events of a piece."""
+
+    #: starts, ends: positions of their braces
+    starts: Int64s
+    ends: Int64s
+    #: inner_starts, inner_ends: positions of the braces of the one object in each; −1 and `ends` for none or several
+    inner_starts: Int64s
+    inner_ends: Int64s
+    irregular: Bools  #: which must be read one by one
+
+
+def _keys(strings: _Strings, events: _Events) -> Keys:
+    """The keys that are read; events in which they cannot be trusted are added to `events.irregular`."""
+    text = strings.text
+    is_key, is_spaced = _before_colons(strings, events.ends)
+    rows = np.flatnonzero(is_key)
+    opens, closes = strings.opening.take(rows), strings.closing.take(rows)
+    number = _TABLE.numbers(text, strings.words, opens, closes)
+    event = _event_of(opens, events.starts)
+    if strings.escapes is not None:
+        _mark_escaped_keys(strings.escapes, opens, closes, event, events.irregular)
+    known = np.flatnonzero((number != NO_KEY) & (event >= 0))
+    event, number, opens = event.take(known), number.take(known), np.append(opens, len(text))
+    places, inner_starts = opens.take(known), events.inner_starts.take(event)
+    inside = (places > inner_starts) & (places < events.inner_ends.take(event)) & (inner_starts >= 0)
+    value = closes.take(known) + 1
+    if is_spaced:
+        value = skip_space(text, value)
+    value = skip_space(text, value + 1)
+    keys = Keys(event, number, inside, value, rows.take(known) + 1, opens.take(known + 1))
+    _mark_odd_arguments(keys, events)
+    return keys
+
+
+def _before_colons(strings: _Strings, ends: Int64s) -> tuple[Bools, bool]:
+    """Which strings are followed by a colon, none of them behind the last event; whether space follows any string."""
+    after = strings.text.take(strings.closing + 1)
     is_key = after == _COLON
     spaced = np.flatnonzero(after <= 0x20)
     if len(spaced):
-        colons = skip_space(text, closing.take(spaced) + 1)
-        is_key[spaced] = text.take(colons) == _COLON
+        colons = skip_space(strings.text, strings.closing.take(spaced) + 1)
+        is_key[spaced] = strings.text.take(colons) == _COLON
     if len(ends):
-        is_key[np.searchsorted(closing, ends[-1]) :] = False
-    numbers = np.flatnonzero(is_key)
-    opens, closes = opening.take(numbers), closing.take(numbers)
-    key = _TABLE.numbers(text, words, opens, closes)
+        is_key[np.searchsorted(strings.closing, ends[-1]) :] = False
+    return is_key, len(spaced) > 0
+
+
+def _event_of(opens: Int64s, starts: Int64s) -> Int64s:
+    """Row of the event that begins last before each string; −1 for a string in front of the first event."""
+    if not len(starts) or not len(opens):
+        return np.full(len(opens), -1, np.int64)
     # Both are sorted; searching for the events, of which there are fewer, is faster.
     bounds = np.searchsorted(opens, starts)
-    if not len(starts) or not len(opens):
-        event = np.full(len(opens), -1, np.int64)
-    else:
-        event = np.repeat(np.arange(len(starts)), np.diff(bounds, append=len(opens)))
-        if bounds[0]:  # a string in front of the first event
-            event = np.concatenate([np.full(int(bounds[0]), -1, np.int64), event])
-    if escapes is not None and len(opens):
-        within = np.searchsorted(opens, escapes) - 1
-        hit = (within >= 0) & (escapes < closes.take(np.maximum(within, 0)))
-        bad = event.take(within[hit])
-        irregular[bad[bad >= 0]] = True
-    known_keys = np.flatnonzero((key != NO_KEY) & (event >= 0))
-    event, opens = event.take(known_keys), np.append(opens, len(text))
-    places = opens.take(known_keys)
-    inside = (places > inner_starts.take(event)) & (places < inner_ends.take(event)) & (inner_starts.take(event) >= 0)
-    value = closes.take(known_keys) + 1
-    if len(spaced):
-        value = skip_space(text, value)
-    value = skip_space(text, value + 1)
-    args = np.flatnonzero((key.take(known_keys) == MEMBERS.index("args") + 1) & ~inside)
-    # An object that is not `args`, and an `args` that is not an object, are read one by one.
-    has_args = np.zeros(len(starts), np.bool_)
-    has_args[event.take(args)] = value.take(args) == inner_starts.take(event.take(args))
-    irregular |= (inner_starts >= 0) & ~has_args
-    return Keys(event, key.take(known_keys), inside, value, numbers.take(known_keys) + 1, opens.take(known_keys + 1))
+    event = np.repeat(np.arange(len(starts)), np.diff(bounds, append=len(opens)))
+    return np.concatenate([np.full(int(bounds[0]), -1, np.int64), event]) if bounds[0] else event
+
+
+def _mark_escaped_keys(escapes: Int64s, opens: Int64s, closes: Int64s, event: Int64s, irregular: Bools) -> None:
+    """Mark the events with a backslash in a key."""
+    if not len(opens):
+        return
+    within = np.searchsorted(opens, escapes) - 1
+    hit = (within >= 0) & (escapes < closes.take(np.maximum(within, 0)))
+    marked = event.take(within[hit])
+    irregular[marked[marked >= 0]] = True
+
+
+def _mark_odd_arguments(keys: Keys, events: _Events) -> None:
+    """Mark the events with an object that is not `args`, or an `args` that is not an object."""
+    args = np.flatnonzero((keys.number == MEMBERS.index("args") + 1) & ~keys.inside)
+    event = keys.event.take(args)
+    has_args = np.zeros(len(events.starts), np.bool_)
+    has_args[event] = keys.value.take(args) == events.inner_starts.take(event)
+    np.logical_or(events.irregular, (events.inner_starts >= 0) & ~has_args, out=events.irregular)
