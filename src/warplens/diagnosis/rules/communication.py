@@ -362,9 +362,11 @@ class ExposedCommunication(Rule):
             return 0
         program = facts.program
         rows = np.flatnonzero(claimed.whole() * (program.marked("summing") | program.marked("gathering")))
-        columns = {"kind": program.launched_as(rows), "step": program.step[rows], "length": facts.lengths[rows]}
         frame = facts.work.select("start_ns", "device")[rows].with_columns(
-            **{name: pl.Series(values) for name, values in columns.items()}, claimed=pl.Series(claimed.whole()[rows])
+            pl.Series("kind", program.launched_as(rows)),
+            pl.Series("step", program.step[rows]),
+            pl.Series("length", facts.lengths[rows]),
+            pl.Series("claimed", claimed.whole()[rows]),
         )
         of_kind = ["kind", "device"]
         frame = frame.sort("start_ns").with_columns(
