@@ -291,7 +291,8 @@ class ExposedCommunication(Rule):
         bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
         hideable = self._hideable_ns(facts, claimed) / claimed
         kind = _kind(facts, pieces)
-        sums = facts.program.marked("summing")
+        # Some versions of NCCL name all kernels alike: what is not named after gathering may be sums.
+        sums = facts.program.having("label", "communication") & ~facts.program.marked("gathering")
         known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
         if kind == "layers":
             hideable = min(hideable, self.hidden_of_layers)
@@ -362,9 +363,11 @@ class ExposedCommunication(Rule):
             return 0
         program = facts.program
         rows = np.flatnonzero(claimed.whole() * (program.marked("summing") | program.marked("gathering")))
-        columns = {"kind": program.launched_as(rows), "step": program.step[rows], "length": facts.lengths[rows]}
         frame = facts.work.select("start_ns", "device")[rows].with_columns(
-            **{name: pl.Series(values) for name, values in columns.items()}, claimed=pl.Series(claimed.whole()[rows])
+            pl.Series("kind", program.launched_as(rows)),
+            pl.Series("step", program.step[rows]),
+            pl.Series("length", facts.lengths[rows]),
+            pl.Series("claimed", claimed.whole()[rows]),
         )
         of_kind = ["kind", "device"]
         frame = frame.sort("start_ns").with_columns(
