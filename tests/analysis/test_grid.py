@@ -376,6 +376,14 @@ def test_a_second_profile_of_a_cell_is_listed_and_an_invalid_one_is_kept():
     assert [item.source for item in grid.unplaced] == ["four", "two"]
 
 
+def test_work_of_phases_that_the_name_excludes_has_a_note():
+    (note,) = answer_cell(steps().cell(mode="forward+backward")).notes
+    assert note == "it is said to be forward+backward, and its steps have optimizer work as well"
+    (note,) = answer_cell(steps().cell(mode="forward")).notes
+    assert "have backward and optimizer work" in note
+    assert answer_cell(steps(phases=without("optimizer_step")).cell(mode="forward+backward")).notes == ()
+
+
 def test_a_profile_of_another_gpu_has_a_note():
     cells = [replace(answer_cell(steps().cell(context=context)), device=gpu) for context, gpu in OF_GPUS]
     assert [len(cell.notes) for cell in _with_other_gpus(cells)] == [0, 1, 0, 0]

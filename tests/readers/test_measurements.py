@@ -132,6 +132,14 @@ def test_the_sides_of_a_sweep_are_kept(read):
     assert read(DOCUMENT).sweep is None
 
 
+def test_a_setting_of_several_types_is_named_without_internals(read):
+    first = DOCUMENT["measurements"][0]
+    records = [{**first, "cell": {**first["cell"], "batch": batch}} for batch in (1, "big")]
+    with pytest.raises(UnreadableInputError, match="the setting 'batch' has values of several types") as refusal:
+        read({**DOCUMENT, "measurements": records})
+    assert "strict" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     "change", [{"environment": 3}, {"environment": {"device": 3}}, {"plan": []}, {"sweep": 3}, {"workload": ["lm"]}]
 )

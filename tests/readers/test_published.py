@@ -146,6 +146,11 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         ("method,latency_ms\n" + "a" * 20_000 + ",1\n", "a field of row 1 is huge"),
         ('{"rows": [{"method": "none", "latency_ms": 1}], "sweep": {"baseline": 3}}', "no settings as baseline"),
         ('{"rows": [{"method": "none", "latency_ms": 1}], "sweep": 3}', "no settings as baseline"),
+        ("method,latency_ms,GFLOPs\nnone,1,3\n", "'GFLOPs' does not say whether .* a step or of an item"),
+        ("method,latency_ms,FLOPs (G)\nnone,1,3\n", "does not say whether"),
+        ('{"schema": "warplens.measurements/9"}', "warplens.measurements/1 is read here. .*warplens bench"),
+        ('{"schema": "warplens.measurements/1", "meas', "not valid JSON .*warplens bench"),
+        ('{"schema": "warplens.measurements/1"}', r"it lacks what its schema declares \('measurements'\)"),
     ],
 )
 def test_what_spreadsheets_and_misprints_make_of_a_table_is_refused_in_one_line(tmp_path, text, message):

@@ -92,6 +92,7 @@ def test_other_columns_a_byte_order_mark_and_empty_lines_do_no_harm(written):
         ("model,ctx,forward_s\nsmall,8,-1\n", "'-1' is not a number"),
         ("model,ctx,forward_s\nsmall,8,1_0\n", "'1_0' is not a number"),
         ("model,ctx,forward_s\nsmall,,1\n", "line 2 has no context length"),
+        ("model,ctx,fwd_mean_s\nsmall,8,1\nsmall,8,2\n", "line 3 states a second mean of forward for small at 8"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_the_reason(written, text, found):

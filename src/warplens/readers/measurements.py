@@ -92,24 +92,24 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
         records = document["measurements"]
         for name, kind in (("environment", dict), ("plan", dict), ("sweep", dict), ("workload", str)):
             if document.get(name) is not None and not isinstance(document[name], kind):
-                raise TypeError(f"{name!r}")
+                raise _WrongTypeError(f"{name!r}")
         plan = document.get("plan") or {}
         if wrong := next((name for name in PLAN if not isinstance(plan.get(name, 0), int | float)), None):
-            raise TypeError(f"'plan': {wrong!r}")
+            raise _WrongTypeError(f"'plan': {wrong!r}")
         if not all(isinstance(document["environment"].get(name) or {}, dict) for name in ("device", "versions")):
-            raise TypeError("'environment'")
+            raise _WrongTypeError("'environment'")
         for number, record in enumerate(records, start=1):
             _check(path, number, record)
         return _measurements(path, document, records)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
-        found = f"{type(error).__name__} at {error}" if str(error) else type(error).__name__
+        found = str(error) if isinstance(error, KeyError | _WrongTypeError) else "a value is of another type"
         raise UnreadableInputError(path, f"it lacks what its schema declares ({found})", _ADVICE) from error
 
 
 def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[str, Any]]) -> Measurements:
     settings = list(dict.fromkeys(name for record in records for name in record["cell"]))
     setting_columns = pl.DataFrame(
-        {name: pl.Series(name, [_as_scalar(record["cell"].get(name)) for record in records]) for name in settings}
+        {name: _setting(name, [_as_scalar(record["cell"].get(name)) for record in records]) for name in settings}
     )
     figures = pl.DataFrame([_row(record) for record in records], schema=CELLS.schema, orient="row")
     return Measurements(
@@ -126,6 +126,17 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         samples=_samples(records),
         sweep=document.get("sweep"),
     )
+
+
+class _WrongTypeError(TypeError):
+    """A value of another type than the schema declares, by its place."""
+
+
+def _setting(name: str, values: list[Any]) -> pl.Series:
+    try:
+        return pl.Series(name, values)
+    except (TypeError, OverflowError) as error:
+        raise _WrongTypeError(f"the setting {name!r} has values of several types") from error
 
 
 def _as_scalar(setting: Any) -> Any:

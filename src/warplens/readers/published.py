@@ -24,9 +24,9 @@ from warplens.errors import UnreadableInputError, shown_name
 from warplens.patterns import NUMBER
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
-from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, json_of, measurements_of, read_measurements
+from warplens.readers.measurements import MeasurementsFile, json_of, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
-from warplens.readers.titles import UNITS_NS, flattened, read_titles
+from warplens.readers.titles import UNITS_NS, flattened, read_titles, words_of
 
 PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
 
@@ -37,6 +37,9 @@ _ARITHMETIC: Final = re.compile(r"([kmgt]?)(macs|flops)(_per_item)?")
 
 #: Column names of arithmetic that do not state what they count.
 _AMBIGUOUS: Final = re.compile(r"(?:[kmgt]?f|[kmgt]?ops|gflop|ops|compute|complexity|work|operations)", re.IGNORECASE)
+
+#: Words of a title of arithmetic that is none of `_ARITHMETIC`: `GFLOPs`, `FLOPs (G)`.
+_WORK: Final = re.compile(r"[kmgt]? ?(?:macs?|flops?)(?: [kmgt])?")
 
 _FACTS: Final = ("throughput_per_s", "items", "unit", "status", "reason")
 _NUMBERS: Final = _FACTS[:2]
@@ -177,6 +180,12 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             path,
             f"the column {ambiguous[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
             "Name it gmacs_per_item or gflops_per_item, after what was counted",
+        )
+    if unclear := [name for name in settings if _WORK.fullmatch(" ".join(words_of(name)))]:
+        raise UnreadableInputError(
+            path,
+            f"the column {unclear[0]!r} does not say whether it counts the work of a step or of an item",
+            "Name it gflops or gflops_per_item (gmacs, gmacs_per_item)",
         )
     if reserved := [name for name in settings if name in CELLS.names]:
         raise UnreadableInputError(path, f"a setting cannot be named {reserved[0]!r}, which is a figure here", _ADVICE)
@@ -343,7 +352,9 @@ def read_sweep(path: Path | str) -> Measurements:
     try:
         document = orjson.loads(source.read_bytes())
     except orjson.JSONDecodeError:
-        return read_published(source)
-    if isinstance(document, dict) and document.get("schema") == MEASUREMENTS_SCHEMA_NAME:
+        # A damaged measurements file is no table.
+        return read_measurements(source) if MeasurementsFile().sniff(head_of(source)) else read_published(source)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema.startswith("warplens.") and schema != PUBLISHED_SCHEMA_NAME:
         return measurements_of(document, source)
     return published_of(document, source)

@@ -207,11 +207,17 @@ def _timings(path: Path, source: Path) -> pl.DataFrame:
 def _parse_table(source: Path, header: list[str], lines: list[list[str]]) -> pl.DataFrame:
     columns, times = _columns(source, header)
     rows: list[dict[str, Any]] = []
+    stated: dict[tuple[Any, ...], int] = {}
     for number, line in enumerate(lines, start=2):
         if not any(field.strip() for field in line):
             continue
         fields = dict(zip(header, (field.strip() for field in line), strict=False))
-        rows.extend(_times(source, number, fields, columns, times))
+        for row in _times(source, number, fields, columns, times):
+            key = tuple(row[name] for name in ("model", "context", "mode", "batch", "phase", "statistic"))
+            if row["statistic"] != "sample" and stated.setdefault(key, row["time_ns"]) != row["time_ns"]:
+                what = f"{row['statistic']} of {row['phase']} for {row['model']} at {row['context']}"
+                raise UnreadableInputError(source, f"line {number} states a second {what}", "Keep one of them")
+            rows.append(row)
     return pl.DataFrame(rows, schema=TIMINGS.schema, orient="row")
 
 

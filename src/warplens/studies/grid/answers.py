@@ -261,6 +261,8 @@ def _validity(
         notes.append(f"{counted_layers} attention layers are not those of {cell.model}: FLOPs are not modelled")
     if phased.pass_is_step:
         notes.append("no range holds a whole forward pass: a whole step counts as one, as its name says")
+    if mode is not None and (beyond := _phases_beyond(phased, mode)):
+        notes.append(f"it is said to be {mode}, and its steps have {' and '.join(beyond)} work as well")
     forwards, backwards = phased.ranges_of("forward"), phased.ranges_of("backward")
     if 0 < 2 * backwards <= forwards:
         notes.append(
@@ -376,6 +378,13 @@ def unnamed_phases(phased: PhasedWork, mode: str) -> tuple[str, ...]:
         return unnamed
     outside = phased.phases.filter(pl.col("phase") == NO_PHASE)["gpu_ns"].sum()
     return unnamed if outside > _WORK_OF_A_PHASE * int(phased.phases["gpu_ns"].sum()) else ()
+
+
+def _phases_beyond(phased: PhasedWork, mode: str) -> list[str]:
+    """The phases with GPU work that steps of a mode do not have."""
+    total = int(phased.phases["gpu_ns"].sum())
+    times = {phase: int(phased.phases.filter(pl.col("phase") == phase)["gpu_ns"].sum()) for phase in PHASES}
+    return [phase for phase in PHASES if phase not in _EXPECTED[mode] and times[phase] > _WORK_OF_A_PHASE * total]
 
 
 def incomplete_layers(counted_layers: int | None, model: str) -> str | None:

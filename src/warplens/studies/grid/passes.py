@@ -210,7 +210,7 @@ def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedW
     # Ranges such as `mlp.forward`, several in a step and together a small part of it, are no passes.
     are_parts = (
         numbered.len() >= 2 * len(steps)
-        and forward_work["duration_ns"].sum() < _WHOLE_STEP * work["duration_ns"].sum()
+        and int(forward_work["duration_ns"].sum()) < _WHOLE_STEP * int(work["duration_ns"].sum())
         and instances.seen == {"forward"}
     )
     pass_is_step = step_is_forward and bool(steps) and (are_parts or not instances.seen)

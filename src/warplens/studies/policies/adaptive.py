@@ -351,7 +351,7 @@ class AdaptiveModule(nn.Module):
         if here.elsewhere and not self._warned:
             self._warned = True
             used = self.elsewhere == "policy"
-            outcome = "is used all the same" if used else f"its fallback {self._fallback()!r} runs"
+            outcome = "the policy is used all the same" if used else f"its fallback {self._fallback()!r} runs"
             warnings.warn(
                 f"the policy was fitted on {self.policy.environment['device']}, and this is {device}: {outcome}. Fit "
                 "one here with `warplens policy fit`",

@@ -371,14 +371,14 @@ class BreakEven:
         for line in self.answers:
             fixed = float(line.others["size" if line.axis == "items" else "items"])
             for crossing in line.crossings or (None,):
-                at = crossing and crossing.at
+                at = crossing.at if crossing else None
                 low, high = (crossing.low, crossing.high) if crossing else line.interval
                 rows.append(
                     {
                         **{name: line.others[name] for name in columns},
                         "along": line.axis,
                         "answer": "never" if line.answer == "none-in-range" else line.answer,
-                        "pays": crossing and crossing.pays,
+                        "pays": crossing.pays if crossing else None,
                         "size": at if line.axis == "size" else fixed,
                         "items": at if line.axis == "items" else fixed,
                         "total": at * fixed if at is not None else None,
@@ -466,7 +466,7 @@ def _answer(
     first = changes[0][1] if changes else gains
     # Open at both ends: by some draws it always pays, by others never.
     unknown = all(np.mean(first[1:] == end) > (1 - level) / 2 for end in (-np.inf, np.inf))
-    crossings = []
+    crossings: list[Crossing] = []
     for pays, places in () if unknown else changes:
         at, (low, high) = float(np.exp(places[0])), interval(places[1:], places[1:], level)
         if crossings and high is None:
