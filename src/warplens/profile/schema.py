@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,10 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
 _IDENTITIES = frozenset({"device", "process", "thread", "stream", "id", "parent", "context", "launch"})
 
 
+#: In place of the kind of a new column: it follows from name and type. A column that exists always has one.
+_BY_NAME: Final[Any] = None
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a table, for programs and for people.
@@ -89,14 +93,14 @@ class Column:
     help: str = ""
     nullable: bool = False
     title: str = ""
-    kind: Kind = None  # type: ignore[assignment]  # set below
+    kind: Kind = _BY_NAME
     full: str | None = None
 
     def __post_init__(self) -> None:
         if not self.title:
             plain = re.sub(r"_(ns|bytes|share|bytes_per_s|flops_per_s|per_s)$", "", self.name).replace("_", " ")
             object.__setattr__(self, "title", plain[:1].upper() + plain[1:])
-        if cast("Kind | None", self.kind) is None:
+        if self.kind is _BY_NAME:
             object.__setattr__(self, "kind", _kind(self.name, self.dtype))
 
     def but(self, **changes: Any) -> Column:
