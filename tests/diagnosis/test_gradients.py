@@ -256,6 +256,9 @@ def test_a_backward_pass_that_is_only_timed_is_not_told_to_be_needless(
 
 NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int)"
 NORM_BACKWARD = "void at::native::layer_norm_grad_input_kernel_backward<float>(int)"
+SUM_OF_COLUMNS = (
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
+)
 SUM_OF_ROWS = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
 PICKED_BACKWARD = "void at::native::embedding_backward_kernel<float>(int)"
 
@@ -264,6 +267,7 @@ PICKED_BACKWARD = "void at::native::embedding_backward_kernel<float>(int)"
     ("learning", "frozen", "end", "told"),
     [
         (2, (BF16_GEMM, NORM_BACKWARD), (), True),
+        (2, (SUM_OF_COLUMNS, NORM_BACKWARD), (), False),  # tables, without products in either pass
         (0, (BF16_GEMM, NORM_BACKWARD), (), False),  # only the input learns
         (2, (BF16_GEMM, NORM_BACKWARD), (PICKED_BACKWARD,), False),  # a prompt learns
         (2, (BF16_GEMM, SUM_OF_ROWS, NORM_BACKWARD), (), False),  # biases learn
@@ -274,7 +278,7 @@ def test_without_shapes_frozen_layers_at_the_end_of_a_backward_pass_have_one_pro
     learning: int, frozen: tuple[str, ...], end: tuple[str, ...], told: bool
 ) -> None:
     """Ten layers of two products, of which the last ones learn."""
-    forward = [BF16_GEMM, BF16_GEMM, NORM] * 10
+    forward = [BF16_GEMM, BF16_GEMM, NORM] * 10 if BF16_GEMM in frozen else [BF16_GEMM] * 3 + [NORM, SUM_OF_COLUMNS] * 9
     backward = [BF16_GEMM] * 4 * learning + [NORM_BACKWARD] * learning
     backward += [name for each in frozen for name in ([each] * 2 if each == BF16_GEMM else [each])] * (10 - learning)
     kernels, calls, ranges, now, gpu = [], [], [], 0, 0

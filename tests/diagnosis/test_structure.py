@@ -183,17 +183,24 @@ def test_products_of_few_rows_have_narrow_tiles_and_not_few_stages(sizes: str, r
     assert (found.finding("weight-bound") is not None) == raised
 
 
-@pytest.mark.parametrize(("second", "raised"), [(FULL_GRID, True), ((2112, 1, 1), False)])
+@pytest.mark.parametrize(
+    ("second", "convolution", "raised"),
+    [
+        (FULL_GRID, CONVOLUTION, True),
+        ((2112, 1, 1), CONVOLUTION, False),  # of another size
+        (FULL_GRID, CONVOLUTION.replace("fprop", "dgrad"), False),  # of a gradient and of an input
+    ],
+)
 def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
-    second: tuple[int, int, int], raised: bool
+    second: tuple[int, int, int], convolution: str, raised: bool
 ) -> None:
-    """Two equal copies before a convolution in channels last; those of other sizes copy other tensors."""
+    """Two equal copies before a convolution in channels last; others are copies of two tensors."""
 
     def step(machine: Machine) -> None:
         for _ in range(8):
             machine.launch(80 * US, DIRECT_COPY)
             machine.launch(70 * US, DIRECT_COPY, grid=second)
-            machine.launch(100 * US, CONVOLUTION)
+            machine.launch(100 * US, convolution)
 
     finding = verdict(step).finding("memory-format")
     assert (finding is not None) == raised

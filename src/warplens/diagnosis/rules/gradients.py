@@ -361,7 +361,7 @@ class UnusedGradients(StructureRule):
         per_layer = products[layers[:period]].sum()
         learning = program.marked("weight-gradient") | program.marked("parameter-sum") | program.marked("generated")
         is_frozen = per_layer == products[forward[begin : begin + of_forward]].sum() and not learning[layers].any()
-        return layers if is_frozen and of_weights >= per_layer else None
+        return layers if is_frozen and 0 < per_layer <= of_weights else None
 
     def _set_share(self, program: Program, part: Int64s, places: Int64s, share: Float64s) -> None:
         """Sets the share of a backward pass that is unused if the gradients added at these places of it are."""

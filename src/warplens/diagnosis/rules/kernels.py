@@ -128,7 +128,7 @@ class MemoryBandwidth(Rule):
             return maps if maps.any() else None
         saved, terms = _fusible(facts), contracted(facts)
         saved = np.where((terms > 0) & inferred, terms, saved)
-        return np.maximum(np.where(measured | inferred, saved, 0.0), maps)
+        return np.asarray(np.maximum(np.where(measured | inferred, saved, 0.0), maps), dtype=np.float64)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
