@@ -203,6 +203,13 @@ class GrowingCache(StructureRule):
     claimed = "these copies, and of attention on heads that are copied what it need not read"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
     title = _BY_CONCATENATION.title
+    reordered_title: ClassVar = _BY_REORDERING.title
+    appended_title: ClassVar = _BY_APPENDING.title
+    rolled_title: ClassVar = _BY_ROLLING.title
+    written_title: ClassVar = _BY_WRITING.title
+    shifted_title: ClassVar = _BY_SHIFTING.title
+    copied_title: ClassVar = _BY_COMPILER.title
+    shared_title: ClassVar = _FOR_HEADS.title
     headlines: ClassVar = {habit.title: habit.headline for habit in _HABITS if habit.headline}
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",

@@ -321,9 +321,8 @@ class ScatteredAccess(StructureRule):
         program = facts.program
         claimed = claims.of_work(self.id).to_numpy() > 0
         dense = self._dense(facts)
-        preparing = self._preparing(facts) & claimed
         # Work that goes away is not launched either.
-        calls = dense.calls if dense is not None else preparing.astype(np.float64)
+        calls = dense.calls if dense is not None else (self._preparing(facts) & claimed).astype(np.float64)
         matrices = bool((self._matrices(facts) > 0)[claimed].any())
         scattered = self._scattered(facts)
         passes_ns = int(0.97 * time_of(program, claimed | scattered | program.passes))
@@ -338,14 +337,17 @@ class ScatteredAccess(StructureRule):
             },
             bound_ns=passes_ns + (facts.own_idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
-            remedies=(_GROUPED,)
-            if matrices
-            else (
-                None if dense is None else _SPARSE,
-                UNSORTED if preparing.any() else None,
-                _SELECTED if (claimed & program.marked("sorting-values")).any() else None,
-                *_SUMMED,
-            ),
+            remedies=(_GROUPED,) if matrices else self._remedies(facts, claimed),
+        )
+
+    def _remedies(self, facts: Facts, claimed: Bools) -> tuple[Remedy | None, ...]:
+        """The remedies of the claimed work, if it copies no matrices."""
+        sorted_values = claimed & facts.program.marked("sorting-values")
+        return (
+            None if self._dense(facts) is None else _SPARSE,
+            UNSORTED if (self._preparing(facts) & claimed).any() else None,
+            _SELECTED if sorted_values.any() else None,
+            *_SUMMED,
         )
 
 
