@@ -110,7 +110,8 @@ class UnfusedAttention(StructureRule):
                     share[wide] = np.maximum(share[wide], np.nextafter(narrowed[wide], 1.0))
                 share[copies] = 1.0
         attention, masks = self._masked(facts)
-        share[attention], share[masks] = self.masked_saved_share, 1.0
+        share[attention] = self.masked_saved_share
+        share[masks] = 1.0
         return share
 
     def _made_by_fallback(self, facts: Facts, products: Bools) -> tuple[bool, Bools]:
@@ -121,8 +122,10 @@ class UnfusedAttention(StructureRule):
         """
         program = facts.program
         between = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
-        copying, triangles = program.labelled("copy-cast") & ~program.marked("narrowing"), program.marked("triangle")
-        copies, causal = np.zeros(facts.work.height, dtype=np.bool_), False
+        copying = program.labelled("copy-cast") & ~program.marked("narrowing")
+        triangles = program.marked("triangle")
+        copies = np.zeros(facts.work.height, dtype=np.bool_)
+        causal = False
         for run, _ in program.runs_before(between, products):
             copies[run[copying[run]]] = True
             causal = causal or bool(triangles[run].any())
@@ -169,56 +172,82 @@ class UnfusedAttention(StructureRule):
     def _unfused(self, facts: Facts) -> tuple[Bools, Bools, int]:
         """Passes over scores, products that write or read scores, and the number of softmaxes between products."""
         program = facts.program
-        order, count = program.order, len(program.order)
-        passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-        is_softmax = program.labelled("softmax") & ~program.marked("log-softmax")
-        softmax = np.flatnonzero(program.in_order(is_softmax))
+        order = program.order
+        count = len(order)
+        passes = np.zeros(count, dtype=np.bool_)
+        products = np.zeros(count, dtype=np.bool_)
+        softmax, left, right = self._between_products(facts)
         if not len(softmax):
             return passes, products, 0
-        # Scores are not normalized in any other way.
-        over_scores = program.passes & ~program.labelled("normalization")
-        is_pass = np.append(program.in_order(over_scores | ~program.is_kernel), False)
-        is_product = program.in_order(program.labelled("gemm"))
-        breaks = program.breaks
-        stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
-        stops[1:-1] = breaks[1:]
-        # How far an unbroken row of passes reaches from each softmax to the left and to the right.
-        left, right = softmax.copy(), softmax.copy()
-        for _ in range(int(self.farthest)):
-            left -= ~stops[left] & is_pass[left - 1]
-            right += ~stops[right + 1] & is_pass[right + 1]
-        reached = ~stops[left] & ~stops[right + 1]
-        softmax, left, right = softmax[reached], left[reached], right[reached]
-        between = is_product[left - 1] & is_product[right + 1]
-        softmax, left, right = softmax[between], left[between], right[between]
-        # Each attention has two products of its own: one between two softmaxes makes a layer of each, not attention.
-        alone = ~np.isin(left - 1, right + 1) & ~np.isin(right + 1, left - 1)
-        softmax, left, right = softmax[alone], left[alone], right[alone]
         lengths = right - left + 1
         inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
         softmax_ns = np.repeat(program.own_ns[order[softmax]], lengths)
         is_large = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
-        second = right[right + 2 < count] + 2
-        second = second[is_product[second] & ~breaks[second]]
         passes[order[inside[is_large]]] = True
+        # The backward pass has a second product that reads the gradients of the scores.
+        second = right[right + 2 < count] + 2
+        second = second[program.in_order(program.labelled("gemm"))[second] & ~program.breaks[second]]
         products[order[np.concatenate((left - 1, right + 1, second))]] = True
         return passes, products, len(softmax)
 
+    def _between_products(self, facts: Facts) -> tuple[Int64s, Int64s, Int64s]:
+        """Places of the softmaxes that lie between two products with only passes around, and of the outermost passes.
+
+        Places are those in `Program.order`.
+        """
+        program = facts.program
+        is_softmax = program.labelled("softmax") & ~program.marked("log-softmax")
+        softmax = np.flatnonzero(program.in_order(is_softmax))
+        if not len(softmax):
+            return softmax, softmax, softmax
+        # Scores are not normalized in any other way.
+        over_scores = program.passes & ~program.labelled("normalization")
+        is_pass = np.append(program.in_order(over_scores | ~program.is_kernel), False)
+        is_product = program.in_order(program.labelled("gemm"))
+        stops = np.ones(len(is_pass), dtype=np.bool_)  # whether a place cannot be reached from the one before it
+        stops[1:-1] = program.breaks[1:]
+        # How far an unbroken row of passes reaches from each softmax to the left and to the right.
+        left = softmax.copy()
+        right = softmax.copy()
+        for _ in range(int(self.farthest)):
+            left -= ~stops[left] & is_pass[left - 1]
+            right += ~stops[right + 1] & is_pass[right + 1]
+        places = np.stack((softmax, left, right))
+        places = places[:, ~stops[left] & ~stops[right + 1]]
+        _, left, right = places
+        places = places[:, is_product[left - 1] & is_product[right + 1]]
+        _, left, right = places
+        # Each attention has two products of its own: one between two softmaxes makes a layer of each, not attention.
+        softmax, left, right = places[:, ~np.isin(left - 1, right + 1) & ~np.isin(right + 1, left - 1)]
+        return softmax, left, right
+
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        passes, products, count = self._unfused(facts)
+        """The finding: on scores in memory, or on an explicit mask where all attention is fused."""
+        _, _, count = self._unfused(facts)
+        attention, _ = self._masked(facts)
+        return self._explicit_mask(facts, claims) if attention.any() and not count else self._scores(facts, claims)
+
+    def _explicit_mask(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on fused attention with a mask."""
         attention, masks = self._masked(facts)
-        if attention.any() and not count:
-            return self.seen(
-                facts,
-                claims,
-                title=self.masked_title,
-                confidence="medium",
-                evidence={"masked_per_step": int(attention.sum()) / facts.steps},
-                # A mask that keeps sequences of one row apart may leave a few of a hundred scores.
-                bound_ns=time_of(facts.program, attention) + time_of(facts.program, masks),
-                remedies=_UNMASKED,
-            )
+        return self.seen(
+            facts,
+            claims,
+            title=self.masked_title,
+            confidence="medium",
+            evidence={"masked_per_step": int(attention.sum()) / facts.steps},
+            # A mask that keeps sequences of one row apart may leave a few of a hundred scores.
+            bound_ns=time_of(facts.program, attention) + time_of(facts.program, masks),
+            remedies=_UNMASKED,
+        )
+
+    def _scores(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on attention that writes its scores to memory."""
+        passes, products, count = self._unfused(facts)
         falls_back = self._falls_back(facts)
+        # Fused attention takes some time as well, which cannot be computed from these products.
+        attention_ns = int(1.04 * time_of(facts.program, passes | products))
+        beside_ns = int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum())
         return self.seen(
             facts,
             claims,
@@ -228,9 +257,7 @@ class UnfusedAttention(StructureRule):
                 "attentions_per_step": count / facts.steps,
                 "passes_per_attention_factor": int(passes.sum()) / max(count, 1),
             },
-            # Fused attention takes some time as well, which cannot be computed from these products.
-            bound_ns=int(1.04 * time_of(facts.program, passes | products))
-            + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
+            bound_ns=attention_ns + beside_ns,
             remedies=_ACCEPTED if falls_back else _FUSED,
         )
 
@@ -249,7 +276,8 @@ class AttentionMasks:
 @once
 def attention_masks(facts: Facts) -> AttentionMasks | None:
     """The kernels of fused attention with their possible masks; None without such kernels."""
-    program, order = facts.program, facts.program.order
+    program = facts.program
+    order = program.order
     places = np.flatnonzero(program.in_order(program.labelled("attention")))
     if not len(places):
         return None
@@ -257,7 +285,8 @@ def attention_masks(facts: Facts) -> AttentionMasks | None:
     # A short fill may lie right before the kernel.
     before = order[np.where(program.is_kernel[order[places - 1]], places - 1, places - 2)]
     making = program.marked("choosing")[before] & program.passes[before]
-    attended, shapes = order[places], None
+    attended = order[places]
+    shapes = None
     if facts.timeline.has_operators:
         all_shapes = program.shapes()
         shapes = None if all_shapes.null_count() == all_shapes.len() else all_shapes.gather(attended)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -87,6 +88,91 @@ _RING: Final = Remedy(
 )
 
 
+@dataclass(frozen=True)
+class _Habit:
+    """A way of programming that copies all of a tensor. Empty texts are those of the rule."""
+
+    title: str
+    headline: str = ""
+    refutation: str = ""
+    remedies: tuple[Remedy, ...] = _FIXED
+    by_compiler: bool = False  #: whether compiled code makes the copies, which are counted as such
+
+
+_APPENDED_HEADLINE: Final = (
+    "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
+)
+
+_BY_CONCATENATION: Final = _Habit("A cache is extended by concatenation, which copies all of it in every step")
+_BY_REORDERING: Final = _Habit(
+    "A cache is reordered by copying all of it for each token, as beam search does",
+    refutation="Decode with num_beams=1, or without reordering the cache, where only the time counts: if a token "
+    "takes as long, the copies were not the limit.",
+    remedies=(_IN_PLACE, *_FIXED),
+)
+_BY_APPENDING: Final = _Habit(
+    "Results are appended by concatenation, which copies all earlier ones each time",
+    _APPENDED_HEADLINE,
+    "Leave the concatenation out, and only keep the parts in a list: if a step takes as long, the copies were not "
+    "the limit.",
+    (_COLLECTED,),
+)
+_BY_ROLLING: Final = _Habit(
+    "A history of fixed length is joined anew in each turn, which copies all of it",
+    _APPENDED_HEADLINE,
+    "Leave the concatenation out, so that the history stays as it is: if a turn takes as long, the copies were not "
+    "the limit.",
+    (_RING,),
+)
+_BY_WRITING: Final = _Habit(
+    "All of a tensor is copied for each few rows that are written into it",
+    "Limited by writing to copies: {share} of the time goes into copying a whole tensor for a few new rows",
+    "Leave the writes out, so that the tensor stays as it is: if a step takes as long, the copies were not the limit.",
+    (_UNDERSCORE,),
+)
+_BY_SHIFTING: Final = _Habit(
+    "A buffer is shifted by torch.roll, which copies all of it to make room for new rows",
+    "Limited by torch.roll: {share} of the time goes into copying a whole buffer",
+    "Leave torch.roll out, so that the buffer stays as it is: if a step takes as long, the copies were not the limit.",
+    (_RING,),
+)
+_BY_COMPILER: Final = _Habit(
+    "Compiled code copies a whole cache of keys and values before each attention",
+    "Limited by a cache that compiled code copies: {share} of the time goes into that",
+    "Run a few tokens without torch.compile, and look at the copies before attention (warplens kernels): if a copy of "
+    "the whole cache is still there, the program makes it, not the compiler.",
+    (_WRITTEN,),
+    by_compiler=True,
+)
+_FOR_HEADS: Final = _Habit(
+    "Keys and values are copied for each head that shares them, before each attention",
+    "Limited by copies of keys and values for the heads that share them: reading them where they are could save "
+    "{share} of the time",
+    "Pass keys and values to attention without repeating them (enable_gqa=True): if a step takes as long, the copies "
+    "were not the limit.",
+    (_SHARED,),
+    by_compiler=True,
+)
+_HABITS: Final = (
+    _BY_CONCATENATION,
+    _BY_REORDERING,
+    _BY_APPENDING,
+    _BY_ROLLING,
+    _BY_WRITING,
+    _BY_SHIFTING,
+    _BY_COMPILER,
+    _FOR_HEADS,
+)
+
+
+class _Copies(NamedTuple):
+    """Copies of a whole tensor."""
+
+    joined: Bools  #: concatenations, and the other copies of the habit
+    gathers: Bools  #: gathers that reorder a cache
+    habit: _Habit  #: that of `joined`
+
+
 def _new_share(shapes: str) -> float | None:
     """Share of the numbers of a concatenation outside its largest part; None if unknown."""
     lists = [part for part in json.loads(shapes) if isinstance(part, list)]
@@ -116,36 +202,15 @@ class GrowingCache(StructureRule):
     )
     claimed = "these copies, and of attention on heads that are copied what it need not read"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
-    title = "A cache is extended by concatenation, which copies all of it in every step"
-    reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
-    appended_title: ClassVar = "Results are appended by concatenation, which copies all earlier ones each time"
-    rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
-    written_title: ClassVar = "All of a tensor is copied for each few rows that are written into it"
-    shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
-    copied_title: ClassVar = "Compiled code copies a whole cache of keys and values before each attention"
-    shared_title: ClassVar = "Keys and values are copied for each head that shares them, before each attention"
-    appended_headline: ClassVar = (
-        "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
-    )
-    headlines: ClassVar = {
-        appended_title: appended_headline,
-        rolled_title: appended_headline,
-        written_title: "Limited by writing to copies: {share} of the time goes into copying a whole tensor for a few "
-        "new rows",
-        shifted_title: "Limited by torch.roll: {share} of the time goes into copying a whole buffer",
-        copied_title: "Limited by a cache that compiled code copies: {share} of the time goes into that",
-        shared_title: "Limited by copies of keys and values for the heads that share them: reading them where they are "
-        "could save {share} of the time",
-    }
-    remedies: ClassVar = {
-        appended_title: (_COLLECTED,),
-        copied_title: (_WRITTEN,),
-        shared_title: (_SHARED,),
-        rolled_title: (_RING,),
-        written_title: (_UNDERSCORE,),
-        shifted_title: (_RING,),
-        reordered_title: (_IN_PLACE, *_FIXED),
-    }
+    title = _BY_CONCATENATION.title
+    reordered_title: ClassVar = _BY_REORDERING.title
+    appended_title: ClassVar = _BY_APPENDING.title
+    rolled_title: ClassVar = _BY_ROLLING.title
+    written_title: ClassVar = _BY_WRITING.title
+    shifted_title: ClassVar = _BY_SHIFTING.title
+    copied_title: ClassVar = _BY_COMPILER.title
+    shared_title: ClassVar = _FOR_HEADS.title
+    headlines: ClassVar = {habit.title: habit.headline for habit in _HABITS if habit.headline}
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
         "copies_per_step": "copies of keys and values by compiled code",
@@ -155,22 +220,7 @@ class GrowingCache(StructureRule):
         "Write into a buffer of fixed size (in decoding: StaticCache): if a step takes as long, the copies were not "
         "the limit."
     )
-    refutations: ClassVar = {
-        appended_title: "Leave the concatenation out, and only keep the parts in a list: if a step takes as long, the "
-        "copies were not the limit.",
-        rolled_title: "Leave the concatenation out, so that the history stays as it is: if a turn takes as long, the "
-        "copies were not the limit.",
-        written_title: "Leave the writes out, so that the tensor stays as it is: if a step takes as long, the copies "
-        "were not the limit.",
-        shifted_title: "Leave torch.roll out, so that the buffer stays as it is: if a step takes as long, the copies "
-        "were not the limit.",
-        copied_title: "Run a few tokens without torch.compile, and look at the copies before attention (warplens "
-        "kernels): if a copy of the whole cache is still there, the program makes it, not the compiler.",
-        shared_title: "Pass keys and values to attention without repeating them (enable_gqa=True): if a step takes as "
-        "long, the copies were not the limit.",
-        reordered_title: "Decode with num_beams=1, or without reordering the cache, where only the time counts: if a "
-        "token takes as long, the copies were not the limit.",
-    }
+    refutations: ClassVar = {habit.title: habit.refutation for habit in _HABITS if habit.refutation}
     least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
         10,
@@ -207,50 +257,60 @@ class GrowingCache(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share saved of concatenations and gathers that copy a whole cache, and of attention on copied heads."""
-        joined, gathers, title = self._copies(facts)
+        joined, gathers, habit = self._copies(facts)
         copies = joined | gathers
-        if title in (self.copied_title, self.shared_title):
+        if habit.by_compiler:
             share: Float64s = copies.astype(np.float64)
-            if title == self.shared_title:
+            if habit is _FOR_HEADS:
                 share[self._compiled(facts)[1]] = self.shared_heads_share
             return share
         # Most programs have none, and broadcasting takes no memory.
         return np.where(copies, float(self.saved_share), 0.0) if copies.any() else np.broadcast_to(0.0, len(copies))
 
     @remembered
-    def _copies(self, facts: Facts) -> tuple[Bools, Bools, str]:
-        """Concatenations and gathers that copy a whole cache, and the title for the concatenations."""
+    def _copies(self, facts: Facts) -> _Copies:
+        """Copies of whole tensors that append to them, move their rows, or precede their use."""
         program = facts.program
-        joins, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        nothing = np.zeros(facts.work.height, dtype=np.bool_)
         shifts = program.marked("rolling")
         if time_of(program, shifts) >= self.least_rolled_share * facts.busy_ns:
-            return shifts, nothing, self.shifted_title
+            return _Copies(shifts, nothing, _BY_SHIFTING)
         # Training keeps no cache: its concatenations are those of rotary embeddings and the like.
         if facts.trains:
-            return nothing, nothing, ""
+            return _Copies(nothing, nothing, _BY_CONCATENATION)
+        gathers = self._with_each_attention(facts, self._gathers(facts))
+        appending = _BY_CONCATENATION if self._attention(facts).any() else _BY_APPENDING
         grown = self._grown(facts)
-        many = joins.sum() >= self.least_per_step * facts.steps
-        pairs, gathers = (self._with_each_attention(facts, which) for which in (joins, self._gathers(facts)))
-        attention = self._attention(facts).any()
         if grown.sum() >= self.least_per_step * facts.steps:
-            return grown, gathers, "" if attention else self.appended_title
-        growth = self._growth(facts, joins) if many and attention else None
-        if pairs.any() or (growth is not None and growth >= self.least_growth):
-            return (pairs if pairs.any() else joins), gathers, ""
+            return _Copies(grown, gathers, appending)
+        joined = self._of_cache(facts)
+        if joined.any():
+            return _Copies(joined, gathers, _BY_CONCATENATION)
         written = self._written(facts)
         if written.any():
-            return written, gathers, self.written_title
+            return _Copies(written, gathers, _BY_WRITING)
         appended = self._appended(facts)
         if appended.any():
-            return appended, gathers, "" if attention else self.appended_title
+            return _Copies(appended, gathers, appending)
         compiled, _ = self._compiled(facts)
         if compiled.any():
-            expanding = time_of(program, compiled & program.marked("expanding"))
-            is_shared = 2 * expanding >= time_of(program, compiled)
-            return compiled, nothing, self.shared_title if is_shared else self.copied_title
-        return self._rolled(facts), gathers, self.rolled_title
+            expanding_ns = time_of(program, compiled & program.marked("expanding"))
+            is_shared = 2 * expanding_ns >= time_of(program, compiled)
+            return _Copies(compiled, nothing, _FOR_HEADS if is_shared else _BY_COMPILER)
+        return _Copies(self._rolled(facts), gathers, _BY_ROLLING)
+
+    def _of_cache(self, facts: Facts) -> Bools:
+        """Concatenations with each attention of a decoder; all of them if they grow from step to step."""
+        joins = facts.program.marked("concatenation")
+        pairs = self._with_each_attention(facts, joins)
+        if pairs.any():
+            return pairs
+        many = joins.sum() >= self.least_per_step * facts.steps
+        growth = self._growth(facts, joins) if many and self._attention(facts).any() else None
+        return joins if growth is not None and growth >= self.least_growth else np.zeros_like(joins)
 
     def _attention(self, facts: Facts) -> Bools:
+        """Kernels of attention, except backward ones."""
         return np.asarray(facts.program.labelled("attention") & ~facts.program.marked("backward"), dtype=np.bool_)
 
     def _gathers(self, facts: Facts) -> Bools:
@@ -261,7 +321,8 @@ class GrowingCache(StructureRule):
 
     def _with_each_attention(self, facts: Facts, which: Bools) -> Bools:
         """Those of these that take far longer than the work on one token, if each attention has a pair of them."""
-        program, attention = facts.program, self._attention(facts)
+        program = facts.program
+        attention = self._attention(facts)
         others = program.passes & ~program.marked("concatenation")
         if not attention.any() or not others.any() or which.sum() < self.least_per_step * facts.steps:
             return np.zeros_like(which)
@@ -275,13 +336,15 @@ class GrowingCache(StructureRule):
         They lie between an attention and the one before it, are far longer than the other passes there, which work on
         one token, and together at least as long as the attention. Copies of activations are not.
         """
-        program, attention = facts.program, self._attention(facts)
+        program = facts.program
+        attention = self._attention(facts)
         passes = program.passes
         copies = passes & program.marked("copying")
         nothing = np.zeros_like(copies)
         if not copies.any() or not attention.any():
             return nothing, nothing
-        order, own = program.order, program.in_order(program.own_ns)
+        order = program.order
+        own = program.in_order(program.own_ns)
         ends = np.flatnonzero(attention[order])
         stretch = np.searchsorted(ends, np.arange(len(order)))  # the next attention
         others = (passes & ~copies)[order]
@@ -292,8 +355,9 @@ class GrowingCache(StructureRule):
         copied = np.bincount(stretch[long], own[long], len(ends) + 1)[:-1] >= own[ends]
         if copied.sum() < max(self.least_per_step * facts.steps, self.least_copied * len(ends)):
             return nothing, nothing
-        made, read = nothing.copy(), nothing.copy()
+        made = nothing.copy()
         made[order[long & np.append(copied, False)[stretch]]] = True
+        read = nothing.copy()
         read[order[ends[copied]]] = True
         return made, read
 
@@ -301,7 +365,8 @@ class GrowingCache(StructureRule):
     def _appended(self, facts: Facts) -> Bools:
         """Concatenations of each step that get longer from the first to the last."""
         program = facts.program
-        joins, appended = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        joins = program.marked("concatenation")
+        appended = np.zeros(facts.work.height, dtype=np.bool_)
         for rows in program.by_step() if joins.any() else ():
             of_step = rows[joins[rows]]
             if len(of_step) < self.least_appended:
@@ -318,9 +383,11 @@ class GrowingCache(StructureRule):
 
     def _written(self, facts: Facts) -> Bools:
         """Copies of a whole tensor, each right before a few rows of the copy are written, as by `index_copy`."""
-        program, order = facts.program, facts.program.order
+        program = facts.program
+        order = program.order
         copies = program.in_order(program.having("label", "device-to-device") | program.labelled("copy-cast"))
-        own, written = program.in_order(program.own_ns), np.zeros(facts.work.height, dtype=np.bool_)
+        own = program.in_order(program.own_ns)
+        written = np.zeros(facts.work.height, dtype=np.bool_)
         writes = np.flatnonzero(program.in_order(program.marked("adding-rows")) & ~program.breaks)
         writes = writes[writes > 0]
         whole = writes[copies[writes - 1] & (own[writes - 1] >= self.longer * own[writes])] - 1
@@ -334,14 +401,16 @@ class GrowingCache(StructureRule):
 
         PyTorch concatenates tensors of five and more dimensions in this way, slice by slice.
         """
-        program, grown = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        program = facts.program
+        grown = np.zeros(facts.work.height, dtype=np.bool_)
         copies = program.labelled("copy-cast")
         if not copies.any():
             return grown
         all_names = program.names()
         for rows in program.by_step():
             kernels = rows[program.is_kernel[rows]]
-            names, sizes = all_names[kernels], np.nan_to_num(program.blocks(kernels))
+            names = all_names[kernels]
+            sizes = np.nan_to_num(program.blocks(kernels))
             old, new = sizes[:-1], sizes[1:]
             is_pair = copies[kernels[:-1]] & (names[:-1] == names[1:]) & (new > 0) & (new <= self.most_new_share * old)
             places = np.flatnonzero(is_pair)
@@ -362,7 +431,8 @@ class GrowingCache(StructureRule):
 
         With recorded shapes, one part has to be far larger than the others.
         """
-        program, rolled = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        program = facts.program
+        rolled = np.zeros(facts.work.height, dtype=np.bool_)
         rows = np.flatnonzero(program.marked("concatenation"))
         keys = program.launched_as(rows)
         shapes = program.shapes()
@@ -387,7 +457,9 @@ class GrowingCache(StructureRule):
         program = facts.program
         steps = np.unique(program.step[copies])
         rows = np.flatnonzero(copies)
-        grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
+        grid = np.nan_to_num(program.blocks(rows))
+        own = program.own_ns[rows]
+        step_of = program.step[rows]
         sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
         blocks = np.array([grid[step_of == step].sum() for step in steps])
         if len(steps) < 3 or not sums.mean():
@@ -397,23 +469,30 @@ class GrowingCache(StructureRule):
         return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on the habit whose copies take most of the claimed time."""
         claimed = claims.of_work(self.id).to_numpy() > 0
-        joined, gathers, title = self._copies(facts)
-        gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)
-        told = self.reordered_title if gathered else title
+        copies = self._copies(facts)
+        gathered_ns, joined_ns = (time_of(facts.program, claimed & which) for which in (copies.gathers, copies.joined))
+        habit = _BY_REORDERING if gathered_ns > joined_ns else copies.habit
+        if habit.by_compiler:
+            evidence: dict[str, int | float | None] = {
+                "copies_per_step": int((claimed & copies.joined).sum()) / facts.steps
+            }
+        else:
+            evidence = {
+                "concatenations_per_step": int(claimed.sum()) / facts.steps,
+                "growth_per_step": self._growth(facts, claimed),
+            }
         return self.seen(
             facts,
             claims,
-            title=told,
-            confidence="medium"
-            if title == self.written_title or (title == self.rolled_title and facts.program.shapes().is_null().all())
-            else "high",
-            evidence={"copies_per_step": int((claimed & joined).sum()) / facts.steps}
-            if told in (self.copied_title, self.shared_title)
-            else {
-                "concatenations_per_step": int(claimed.sum()) / facts.steps,
-                "growth_per_step": self._growth(facts, claimed),
-            },
+            title=habit.title,
+            confidence="medium" if self._is_inferred(facts, copies.habit) else "high",
+            evidence=evidence,
             bound_ns=self._removable_ns(facts, claimed),
-            remedies=self.remedies.get(told, _FIXED),
+            remedies=habit.remedies,
         )
+
+    def _is_inferred(self, facts: Facts, habit: _Habit) -> bool:
+        """Whether only the time of the copies, not their shapes, tells that they are those of this habit."""
+        return habit is _BY_WRITING or (habit is _BY_ROLLING and facts.program.shapes().is_null().all())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -47,12 +47,15 @@ def _fusible(facts: Facts) -> Float64s:
     kernels need its whole result. So does a repeated kernel of no known library: hand-written kernels are already fused
     as far as possible, and are called again for other data.
     """
-    program, saved = facts.program, np.zeros(facts.work.height)
+    program = facts.program
+    saved = np.zeros(facts.work.height)
     chained = program.in_order(moves_data(facts).to_numpy())
     if not chained.any():
         return saved
-    closes, by_hand = program.in_order(program.labelled(*_ENDS_PASS)), program.in_order(_by_hand(facts))
-    names, length = program.in_order(program.name_codes), program.in_order(facts.lengths)
+    closes = program.in_order(program.labelled(*_ENDS_PASS))
+    by_hand = program.in_order(_by_hand(facts))
+    names = program.in_order(program.name_codes)
+    length = program.in_order(facts.lengths)
     breaks = program.breaks.copy()
     breaks[1:] |= (chained[1:] != chained[:-1]) | closes[:-1] | (by_hand[1:] & (names[1:] == names[:-1]))
     firsts = np.flatnonzero(breaks)
@@ -67,7 +70,8 @@ def _fusible(facts: Facts) -> Float64s:
 
 def _by_hand(facts: Facts) -> Bools:
     """Which kernels belong to no known library and were not measured."""
-    program, names = facts.program, facts.timeline.trace.kernels["full_name"]
+    program = facts.program
+    names = facts.timeline.trace.kernels["full_name"]
     if not names.len():
         return np.zeros(facts.work.height, dtype=np.bool_)
     unknown = class_table(names)["library"].is_null().to_numpy()
@@ -126,85 +130,120 @@ class MemoryBandwidth(Rule):
         maps = enlarged(facts)
         if not inferred and not measured.any():
             return maps if maps.any() else None
-        saved, terms = _fusible(facts), contracted(facts)
+        saved = _fusible(facts)
+        terms = contracted(facts)
         saved = np.where((terms > 0) & inferred, terms, saved)
         return np.asarray(np.maximum(np.where(measured | inferred, saved, 0.0), maps), dtype=np.float64)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         moving = moves_data(facts)
-        time = int(facts.work["own_ns"].filter(moving).sum())
-        share = time / facts.wall_ns
-        measured_ns = facts.own_ns(pl.col("bound").is_not_null())
-        kernels_ns = facts.own_ns_having("kind", "kernel")
-        # The remaining pass may move half as many bytes, and one that sums pairwise terms hardly any: neither the terms
-        # nor their broadcast operands need to be in memory.
-        saved_ns = min(claims.busy_ns(self.id), time)
-        sums = facts.own_ns_having("label", "reduction") >= self.least_reductions_share * facts.wall_ns
-        measured = measured_ns >= facts.thresholds.counters_share * max(kernels_ns, 1)
-        dominates = share >= facts.thresholds.bandwidth_share
-        confidence: Confidence = "high" if measured else "medium" if dominates else "low"
-        shares = facts.work["bound_share"].filter(moving).drop_nulls()
-        claimed = claims.busy_ns(self.id)
-        of_terms = int(claims.of_work(self.id).to_numpy() @ (contracted(facts) > 0))
-        is_terms = 2 * of_terms > claimed
-        maps = enlarged(facts) > 0
-        of_maps = int(claims.of_work(self.id).to_numpy() @ maps)
-        is_maps = 2 * of_maps > claimed
-        fused = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True) if is_terms else 1.0
-        fusing = Remedy(
-            "Fuse chains of elementwise work",
-            "model = torch.compile(model)\n"
-            "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
-            "# F.gelu(x, approximate='tanh'), F.cross_entropy"
-            if _is_network(facts)
-            else "step = torch.compile(step)  # the function that launches them",
-            f"{GAIN}: one pass over the data instead of several",
+        moving_ns = int(facts.work["own_ns"].filter(moving).sum())
+        claimed_ns, claimed = claims.busy_ns(self.id), claims.of_work(self.id).to_numpy()
+        terms_ns = int(claimed @ (contracted(facts) > 0))
+        is_terms = 2 * terms_ns > claimed_ns
+        maps_ns = int(claimed @ (enlarged(facts) > 0))
+        evidence = self._evidence(facts, moving, claimed_ns)
+        where = kernel_names(facts, facts.work["own_ns"] * moving)
+        if 2 * maps_ns > claimed_ns and not is_terms:
+            return self._of_maps(facts, maps_ns, evidence, where)
+        is_measured = evidence["measured_of_kernel_time_share"] is not None and (
+            evidence["measured_of_kernel_time_share"] >= facts.thresholds.counters_share
         )
+        dominates = moving_ns / facts.wall_ns >= facts.thresholds.bandwidth_share
+        confidence: Confidence = "medium" if dominates else "low"
         return self.raised(
             facts,
-            first_of((is_terms, of_terms), (is_maps, of_maps), default=claimed),
-            title=first_of(
-                (is_terms, TERMS_TITLE),
-                (is_maps, ENLARGED_TITLE),
-                (measured, self.measured_title),
-                default=self.inferred_title,
-            ),
-            confidence="medium" if is_maps else confidence,
-            evidence={
-                "memory_kernels_ns": time,
-                "memory_kernels_share": share,
-                "fusible_ns": claims.busy_ns(self.id),
-                "measured_of_kernel_time_share": measured_ns / kernels_ns if kernels_ns and measured_ns else None,
-                "memory_roof_median_share": number(shares.median()),
-            },
-            where=kernel_names(facts, facts.work["own_ns"] * moving),
-            remedies=(CHANNELS_FIRST,)
-            if is_maps
-            else (
-                ONE_PRODUCT if is_terms else None,
-                bringing(fusing, Gain(fused, fused, fused), self.model) if is_terms else fusing,
-                Remedy(
-                    "Move fewer bytes",
-                    # Autocast narrows products only; what lies between them follows their format.
-                    "x = x.bfloat16()  # the tensors that these kernels pass over, where accuracy allows\n"
-                    "# in-place operations; no .contiguous() or .float() that nothing needs",
-                    "half of these kernels' time with 16-bit instead of 32-bit numbers",
-                ),
-            ),
+            terms_ns if is_terms else claimed_ns,
+            title=first_of((is_terms, TERMS_TITLE), (is_measured, self.measured_title), default=self.inferred_title),
+            confidence="high" if is_measured else confidence,
+            evidence=evidence,
+            where=where,
+            remedies=(*self._fusing(facts, is_terms=is_terms), _FEWER_BYTES),
             on_gpu=True,
-            informs=not dominates and not is_maps,
-            # The remedy also changes the casts and passes on these maps that other causes claim.
-            replayed=facts.replayed(time=enlarged(facts)) if is_maps else None,
-            busy_ns=int(facts.program.own_ns @ enlarged(facts)) if is_maps else 0,
-            # If steps may be parts of a step, chains may continue beyond their ends.
-            bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
-            bound_ns=first_of(
-                (is_maps, time_of(facts.program, maps) + int(time_beside(facts.program, maps).sum())),
-                (sums, time),
-                default=saved_ns + (time - saved_ns) // 2,
-            ),
+            informs=not dominates,
+            bound_known=self._ends_are_known(facts),
+            bound_ns=self._removable_ns(facts, moving_ns, claimed_ns),
         )
+
+    def _evidence(self, facts: Facts, moving: pl.Series, claimed_ns: int) -> dict[str, int | float | None]:
+        """The numbers of the finding."""
+        moving_ns = int(facts.work["own_ns"].filter(moving).sum())
+        measured_ns = facts.own_ns(pl.col("bound").is_not_null())
+        kernels_ns = facts.own_ns_having("kind", "kernel")
+        return {
+            "memory_kernels_ns": moving_ns,
+            "memory_kernels_share": moving_ns / facts.wall_ns,
+            "fusible_ns": claimed_ns,
+            "measured_of_kernel_time_share": measured_ns / kernels_ns if kernels_ns and measured_ns else None,
+            "memory_roof_median_share": number(facts.work["bound_share"].filter(moving).drop_nulls().median()),
+        }
+
+    def _of_maps(
+        self, facts: Facts, maps_ns: int, evidence: dict[str, int | float | None], where: tuple[str, ...]
+    ) -> Finding | None:
+        """The finding for maps that are enlarged before their channels become few."""
+        maps = enlarged(facts) > 0
+        return self.raised(
+            facts,
+            maps_ns,
+            title=ENLARGED_TITLE,
+            confidence="medium",
+            evidence=evidence,
+            where=where,
+            remedies=(CHANNELS_FIRST,),
+            on_gpu=True,
+            # The remedy also changes the casts and passes on these maps that other causes claim.
+            replayed=facts.replayed(time=enlarged(facts)),
+            busy_ns=int(facts.program.own_ns @ enlarged(facts)),
+            bound_known=self._ends_are_known(facts),
+            bound_ns=time_of(facts.program, maps) + int(time_beside(facts.program, maps).sum()),
+        )
+
+    @staticmethod
+    def _ends_are_known(facts: Facts) -> bool:
+        """Whether steps are sure: if they may be parts of a step, chains may continue beyond their ends."""
+        return not facts.window.steps or facts.timeline.steps.is_sure
+
+    def _fusing(self, facts: Facts, *, is_terms: bool) -> tuple[Remedy, ...]:
+        """The remedies that fuse passes; with terms of a product as the cause, the product comes first."""
+        fusing = _FUSED_OPERATORS if _is_network(facts) else _FUSED_STEP
+        if not is_terms:
+            return (fusing,)
+        gain = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True)
+        return ONE_PRODUCT, bringing(fusing, Gain(gain, gain, gain), self.model)
+
+    def _removable_ns(self, facts: Facts, moving_ns: int, claimed_ns: int) -> int:
+        """Time that remedies could remove, of kernels that move data for `moving_ns`.
+
+        The remaining pass may move half as many bytes, and one that sums pairwise terms hardly any: neither the terms
+        nor their broadcast operands need to be in memory.
+        """
+        if facts.own_ns_having("label", "reduction") >= self.least_reductions_share * facts.wall_ns:
+            return moving_ns
+        saved_ns = min(claimed_ns, moving_ns)
+        return saved_ns + (moving_ns - saved_ns) // 2
+
+
+#: For chains of passes in networks.
+_FUSED_OPERATORS: Final = Remedy(
+    "Fuse chains of elementwise work",
+    "model = torch.compile(model)\n"
+    "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
+    "# F.gelu(x, approximate='tanh'), F.cross_entropy",
+    f"{GAIN}: one pass over the data instead of several",
+)
+
+#: For those in other programs.
+_FUSED_STEP: Final = replace(_FUSED_OPERATORS, how="step = torch.compile(step)  # the function that launches them")
+
+_FEWER_BYTES: Final = Remedy(
+    "Move fewer bytes",
+    # Autocast narrows products only; what lies between them follows their format.
+    "x = x.bfloat16()  # the tensors that these kernels pass over, where accuracy allows\n"
+    "# in-place operations; no .contiguous() or .float() that nothing needs",
+    "half of these kernels' time with 16-bit instead of 32-bit numbers",
+)
 
 
 def _is_network(facts: Facts) -> bool:
@@ -296,59 +335,45 @@ class TensorCompute(Rule):
         kinds = [
             kind for kind in PRODUCTS if kind != "attention" or not self._has_finding(facts, claims, _ATTENTION, kind)
         ]
-        is_product = pl.col("label").is_in(kinds) & pl.col("tensor_cores").fill_null(value=True)
-        time = facts.own_ns(is_product)
+        of_kinds = pl.col("label").is_in(kinds)
+        is_product = of_kinds & pl.col("tensor_cores").fill_null(value=True)
+        products_ns = facts.own_ns(is_product)
         few_rows = self._has_finding(facts, claims, "weight-bound", "gemm")  # fewer FLOPs do not make these faster
-        if few_rows or facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
+        if few_rows or facts.busy_share < limits.busy_share or products_ns < limits.dominant_share * facts.wall_ns:
             return None
-        known = facts.own_ns(pl.col("label").is_in(kinds) & pl.col("tensor_cores").is_not_null())
-        on_cores = facts.own_ns(is_product & pl.col("tensor_cores"))
-        pipe = (
-            (pl.col("bound") == "compute")
-            & (pl.col("bound_unit") == "tensor")
-            & (pl.col("bound_share") >= limits.roof_share)
-        )
-        counted = facts.own_ns(is_product & pl.col("bound").is_not_null())
-        at_roof = facts.own_ns(is_product & pipe) if counted else 0
+        known_ns = facts.own_ns(of_kinds & pl.col("tensor_cores").is_not_null())
+        on_cores_ns = facts.own_ns(is_product & pl.col("tensor_cores"))
+        at_roof_share = self._at_roof_share(facts, is_product)
         products = facts.work.select(is_product.fill_null(value=False)).to_series()
-        near = counted and at_roof > limits.dominant_share * counted
+        near = at_roof_share is not None and at_roof_share > limits.dominant_share
         return self.described(
             facts,
             title=self.title + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
             # Fewer operations or a narrower format have no known bound.
             evidence={
-                "products_ns": time,
-                "products_share": time / facts.wall_ns,
+                "products_ns": products_ns,
+                "products_share": products_ns / facts.wall_ns,
                 "of_peak_share": _of_peak(facts, products),
-                "on_tensor_cores_share": on_cores / known if 2 * known > time else None,
-                "at_tensor_roof_share": at_roof / counted if counted else None,
+                "on_tensor_cores_share": on_cores_ns / known_ns if 2 * known_ns > products_ns else None,
+                "at_tensor_roof_share": at_roof_share,
             },
             where=kernel_names(facts, facts.work["own_ns"] * products),
             remedies=(
-                Remedy(
-                    "Do fewer FLOPs, or use a narrower format",
-                    _narrower_products(facts) + "\n# 2:4 sparsity, a smaller model, fewer tokens",
-                    "in proportion to the FLOPs, or to the formats' peak rates",
-                )
-                if _could_be_narrower(facts)
-                else Remedy(
-                    "Do fewer FLOPs",
-                    "# 2:4 sparsity, a smaller model, fewer tokens",
-                    "in proportion to the FLOPs",
-                ),
-                None
-                if _aligned_ns(facts) >= self.aligned_share * time
-                else Remedy(
-                    "Choose shapes that fill whole tiles",
-                    "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too"
-                    if facts.of_nvidia
-                    else "# dimensions in multiples of 256, the vocabulary too\n"
-                    "PYTORCH_TUNABLEOP_ENABLED=1 python train.py  # times the kernels of hipBLASLt for each shape",
-                    "up to one partial wave of blocks per product",
-                ),
+                _fewer_flops(facts),
+                None if _aligned_ns(facts) >= self.aligned_share * products_ns else _whole_tiles(facts),
             ),
         )
+
+    @staticmethod
+    def _at_roof_share(facts: Facts, is_product: pl.Expr) -> float | None:
+        """Share of the counted products' time that is near the tensor pipe's peak; None without counters."""
+        counted_ns = facts.own_ns(is_product & pl.col("bound").is_not_null())
+        if not counted_ns:
+            return None
+        of_tensor_pipe = (pl.col("bound") == "compute") & (pl.col("bound_unit") == "tensor")
+        at_roof = of_tensor_pipe & (pl.col("bound_share") >= facts.thresholds.roof_share)
+        return facts.own_ns(is_product & at_roof) / counted_ns
 
     @staticmethod
     def _has_finding(facts: Facts, claims: Claims, cause: str, kind: str) -> bool:
@@ -379,7 +404,8 @@ def _of_peak(facts: Facts, products: pl.Series) -> float | None:
 
 def _aligned_ns(facts: Facts) -> int:
     """Time of the matrix products whose recorded dimensions all fill whole tiles."""
-    program, rows = facts.program, np.flatnonzero(facts.program.labelled("gemm"))
+    program = facts.program
+    rows = np.flatnonzero(program.labelled("gemm"))
     texts = program.shapes().gather(rows)
     whole = [text for text in texts.drop_nulls().unique().to_list() if _fills_tiles(text)]
     return int(program.own_ns[rows[texts.is_in(whole).fill_null(value=False).to_numpy()]].sum())
@@ -389,6 +415,28 @@ def _fills_tiles(shapes: str) -> bool:
     """Whether both dimensions of each matrix among the inputs of a product are whole tiles."""
     sides = [side for shape in tensors_of(shapes) if len(shape) > 1 for side in shape[-2:]]
     return bool(sides) and all(side % _WHOLE_TILE == 0 for side in sides)
+
+
+def _fewer_flops(facts: Facts) -> Remedy:
+    """The remedy for products near their peak: less to compute, or a narrower format if there is one."""
+    if not _could_be_narrower(facts):
+        return Remedy("Do fewer FLOPs", "# 2:4 sparsity, a smaller model, fewer tokens", "in proportion to the FLOPs")
+    return Remedy(
+        "Do fewer FLOPs, or use a narrower format",
+        _narrower_products(facts) + "\n# 2:4 sparsity, a smaller model, fewer tokens",
+        "in proportion to the FLOPs, or to the formats' peak rates",
+    )
+
+
+def _whole_tiles(facts: Facts) -> Remedy:
+    """The remedy for products whose shapes fill no whole tiles."""
+    code = (
+        "# dimensions in multiples of 256, the vocabulary too\n"
+        "PYTORCH_TUNABLEOP_ENABLED=1 python train.py  # times the kernels of hipBLASLt for each shape"
+    )
+    if facts.of_nvidia:
+        code = "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too"
+    return Remedy("Choose shapes that fill whole tiles", code, "up to one partial wave of blocks per product")
 
 
 def _narrower_products(facts: Facts) -> str:
@@ -502,8 +550,9 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
     # Only a part of the window is replayed.
     known = facts.replayed_rows >= 0
     rows = facts.replayed_rows[known]
-    share, calls = np.zeros(len(known)), np.where(known, batch.freed, 0.0)
+    share = np.zeros(len(known))
     share[known] = np.where(facts.program.optimizing[rows], batch.freed, batch.saved_share(facts, filled, rows))
+    calls = np.where(known, batch.freed, 0.0)
     return facts.pace.gain(less=Less(share, calls, stalls))
 
 
@@ -535,6 +584,60 @@ _STARTED_SOONER: Final = Remedy(
     "# your own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
     "a part of these pauses, as nodes of one graph",
 )
+
+
+_MORE_WORK: Final = Remedy(
+    "Put more work into each launch",
+    "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
+)
+
+_MORE_BLOCKS: Final = Remedy(
+    "Split the work into more blocks",
+    "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
+    "# a reduction in two stages)",
+)
+
+_CONCURRENT: Final = Remedy(
+    "Run independent kernels concurrently",
+    "side.wait_stream(torch.cuda.current_stream())  # side = torch.cuda.Stream(), once\n"
+    "with torch.cuda.stream(side): y = branch(x)  # a branch that others do not need at once\n"
+    "torch.cuda.current_stream().wait_stream(side)  # before y is used\n"
+    "# or one CUDA graph with parallel branches",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _SmallGrids:
+    """Kernels that leave a part of the GPU empty."""
+
+    small: Bools  #: which work they are
+    own_ns: int  #: their time
+    lost_ns: int  #: the part of it that is claimed
+    empty_ns: int  #: all that is claimed, short fills included
+    starting_ns: int  #: the GPU's own pauses before such work, although it was queued
+    affected_ns: int  #: time of all work that leaves something empty
+    short_ns: float  #: what short kernels leave empty
+    filled_up_gain: float  #: speed-up if nothing is left empty, and these pauses are gone
+
+    @property
+    def filled_share(self) -> float:
+        """Share of the GPU that they fill."""
+        return 1 - self.lost_ns / self.own_ns if self.own_ns else 1.0
+
+    def evidence(self, facts: Facts) -> dict[str, int | float | None]:
+        """Their numbers."""
+        known = pl.Series(self.small) & pl.col("fill_share").is_not_null()
+        grids = facts.work.filter(known).select("own_ns", "fill_share")
+        reached = float((grids["own_ns"] * grids["fill_share"]).sum()) / max(int(grids["own_ns"].sum()), 1)
+        return {
+            "empty_ns": self.empty_ns,
+            "starting_ns": self.starting_ns,
+            "small_kernels_share": self.own_ns / facts.wall_ns,
+            "multiprocessors_reached_by_small_kernels_share": reached if grids.height else None,
+            "gpu_filled_by_small_kernels_share": self.filled_share if self.filled_share < reached - 0.001 else None,
+            "small_kernel_median_ns": float(np.median(facts.lengths[self.small])) if self.small.any() else None,
+            "small_kernels_per_step": int(self.small.sum()) / facts.steps,
+        }
 
 
 class SmallKernels(Rule):
@@ -601,7 +704,8 @@ class SmallKernels(Rule):
         # Start latency between queued kernels counts as busy time, because short kernels cause it.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
             return np.broadcast_to(0.0, facts.work.height)  # takes no memory
-        program, order = facts.program, facts.program.order
+        program = facts.program
+        order = program.order
         counted = program.is_kernel & ~program.labelled("communication")
         owned = int(program.own_ns[counted].sum())
         duration = int(facts.lengths[counted].sum())
@@ -616,89 +720,87 @@ class SmallKernels(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        claimed = claims.busy_ns(self.id)
-        if not claimed:
+        if not claims.busy_ns(self.id):
             return None
-        empty = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
-        starting = int((facts.program.of_gaps(empty) * facts.causes["start-latency"].whole()).sum())
-        small = (claims.of_work(self.id).to_numpy() > 0) & facts.program.is_kernel
-        of_small, lost = (int(ns[small].sum()) for ns in (facts.program.own_ns, claims.pieces(self.id).whole()))
-        is_short = facts.lengths < self.long_ns
-        of_short = float((facts.program.own_ns * empty)[is_short].sum())
-        filled = 1 - lost / of_small if of_small else 1.0
-        grids = facts.work.filter(pl.Series(small) & pl.col("fill_share").is_not_null()).select("own_ns", "fill_share")
-        reached = float((grids["own_ns"] * grids["fill_share"]).sum()) / max(int(grids["own_ns"].sum()), 1)
-        measured = bool(facts.work["bound"].is_not_null().any())
+        grids = self._small_grids(facts, claims)
         passes = passes_apart(facts, claims)
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
-        slow_start = starting > claimed and merged is None
-        filled_up = gain_of(facts, claimed + starting, on_gpu=False)
-        as_much = max(1 / max(filled, 0.001), filled_up)  # counters may tell that hardly anything is filled
-        alone = Gain(filled_up, filled_up, filled_up)
-        graph = None if facts.graphed or not slow_start else facts.replayed("cuda-graph")
-        started_sooner = bringing(_STARTED_SOONER, graph)
-        others = (
-            Remedy(
-                "Put more work into each launch",
-                "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
-                f"{GAIN} in throughput, with as much more at a time as fills the GPU"
-                + (
-                    f" (about {as_much:,.{0 if as_much >= 10 else 1}f} times as much)"
-                    if filled <= self.half_filled_share
-                    else ""
-                ),
-            ),
-            *((started_sooner,) if slow_start else ()),
-            Remedy(
-                "Split the work into more blocks",
-                "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
-                "# a reduction in two stages)",
-                f"at most {times(ceiling(facts.wall_ns, claimed))}: the pauses stay" if slow_start else GAIN,
-            ),
-            Remedy(
-                "Run independent kernels concurrently",
-                "side.wait_stream(torch.cuda.current_stream())  # side = torch.cuda.Stream(), once\n"
-                "with torch.cuda.stream(side): y = branch(x)  # a branch that others do not need at once\n"
-                "torch.cuda.current_stream().wait_stream(side)  # before y is used\n"
-                "# or one CUDA graph with parallel branches",
-                "in proportion to how many can run at a time" if slow_start else GAIN,
-            ),
-        )
+        slow_start = grids.starting_ns > grids.empty_ns and merged is None
+        remedies = self._remedies(facts, grids, slow_start=slow_start)
+        if merged is not None:
+            filled_up = grids.filled_up_gain
+            alone = Gain(filled_up, filled_up, filled_up)
+            others = (bringing(each, alone, self.model) if GAIN in each.expected else each for each in remedies)
+            remedies = (as_one_batch(passes), *others)
         return self.raised(
             facts,
-            claimed + starting,
-            confidence="high" if measured else "medium",
+            grids.empty_ns + grids.starting_ns,
+            confidence="high" if facts.work["bound"].is_not_null().any() else "medium",
             evidence={
-                "empty_ns": claimed,
-                "starting_ns": starting,
-                "small_kernels_share": of_small / facts.wall_ns,
-                "multiprocessors_reached_by_small_kernels_share": reached if grids.height else None,
-                "gpu_filled_by_small_kernels_share": filled if filled < reached - 0.001 else None,
-                "small_kernel_median_ns": float(np.median(facts.lengths[small])) if small.any() else None,
-                "small_kernels_per_step": int(small.sum()) / facts.steps,
+                **grids.evidence(facts),
                 "passes_per_step": passes.count if merged is not None else None,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
             title=first_of(
                 (slow_start, self.started_title),
-                (2 * claimed < facts.program.own_ns[empty > 0].sum(), self.part_title),
+                (2 * grids.empty_ns < grids.affected_ns, self.part_title),
                 default="",
             ),
-            remedies=(
-                as_one_batch(passes) if merged is not None else None,
-                *(
-                    remedy if merged is None or GAIN not in remedy.expected else bringing(remedy, alone, self.model)
-                    for remedy in others
-                ),
-            ),
+            remedies=remedies,
             # More work per launch takes no more host time, so the gain is not bounded.
             bound_known=False,
             warning=facts.thresholds.unsure_warning_ceiling,
-            # A recurrence of short kernels replayed from a graph is as fast as it gets for this number of sequences.
-            informs=merged is None
-            and facts.graphed
-            and recurring_share(facts) >= self.recurring_share
-            and 2 * of_short > claimed,
+            informs=merged is None and self._is_recurrence(facts, grids),
             replayed=None if merged is None else facts.replayed(time=merged, calls=passes.calls(facts)),
             busy_ns=0 if merged is None else passes.removed_ns(facts, merged),
+        )
+
+    def _small_grids(self, facts: Facts, claims: Claims) -> _SmallGrids:
+        """What the kernels that the finding claims leave empty."""
+        program = facts.program
+        claimed = claims.of_work(self.id).to_numpy() > 0
+        small = claimed & program.is_kernel
+        empty = np.where(claimed, self._empty(facts), 0.0)
+        empty_ns = claims.busy_ns(self.id)
+        starting_ns = int((program.of_gaps(empty) * facts.causes["start-latency"].whole()).sum())
+        is_short = facts.lengths < self.long_ns
+        return _SmallGrids(
+            small=small,
+            own_ns=int(program.own_ns[small].sum()),
+            lost_ns=int(claims.pieces(self.id).whole()[small].sum()),
+            empty_ns=empty_ns,
+            starting_ns=starting_ns,
+            affected_ns=int(program.own_ns[empty > 0].sum()),
+            short_ns=float((program.own_ns * empty)[is_short].sum()),
+            filled_up_gain=gain_of(facts, empty_ns + starting_ns, on_gpu=False),
+        )
+
+    def _is_recurrence(self, facts: Facts, grids: _SmallGrids) -> bool:
+        """Whether short kernels that need one another are replayed from a graph, as fast as so few sequences get."""
+        short = 2 * grids.short_ns > grids.empty_ns
+        return facts.graphed and recurring_share(facts) >= self.recurring_share and short
+
+    def _remedies(self, facts: Facts, grids: _SmallGrids, *, slow_start: bool) -> tuple[Remedy, ...]:
+        """The remedies for small grids, whatever the passes of a step.
+
+        Args:
+            slow_start: whether starting the kernels costs more than what they leave empty.
+        """
+        filling = ""
+        if grids.filled_share <= self.half_filled_share:
+            # Counters may tell that hardly anything is filled.
+            as_much = max(1 / max(grids.filled_share, 0.001), grids.filled_up_gain)
+            filling = f" (about {as_much:,.{0 if as_much >= 10 else 1}f} times as much)"
+        more_work = replace(
+            _MORE_WORK, expected=f"{GAIN} in throughput, with as much more at a time as fills the GPU{filling}"
+        )
+        if not slow_start:
+            return more_work, _MORE_BLOCKS, _CONCURRENT
+        graph = None if facts.graphed else facts.replayed("cuda-graph")
+        without_empty = times(ceiling(facts.wall_ns, grids.empty_ns))
+        return (
+            more_work,
+            bringing(_STARTED_SOONER, graph),
+            replace(_MORE_BLOCKS, expected=f"at most {without_empty}: the pauses stay"),
+            replace(_CONCURRENT, expected="in proportion to how many can run at a time"),
         )

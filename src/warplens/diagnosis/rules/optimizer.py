@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -21,7 +22,6 @@ from warplens.diagnosis.rule import (
     Rule,
     ahead_without,
     bringing,
-    first_of,
     remembered,
 )
 from warplens.diagnosis.structure import backward_work, started_share
@@ -141,6 +141,11 @@ def _few_groups(kind: str | None) -> Remedy:
     )
 
 
+#: What an optimizer launches kernels for: each parameter, in hooks of the backward pass; each group of parameters; each
+#: operation, on lists of tensors; each tensor in a loop of the program, beside a fused optimizer; each tensor.
+Habit: TypeAlias = Literal["hooks", "groups", "lists", "loop", "tensors"]
+
+
 class UnfusedOptimizer(Rule):
     """The launch pauses of the optimizer, and the memory traffic of its kernels that a fused optimizer saves."""
 
@@ -160,6 +165,13 @@ class UnfusedOptimizer(Rule):
     title = "The optimizer updates one tensor at a time, with several kernels for each"
     loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
     hooked_title: ClassVar = "The optimizer steps for one parameter at a time, between kernels of the backward pass"
+    titles: ClassVar[Mapping[Habit, str]] = {
+        "hooks": hooked_title,
+        "groups": "The optimizer goes from group to group of parameters, with launches for each",
+        "lists": "The optimizer runs its operations over all tensors one after the other (foreach)",
+        "loop": loop_title,
+        "tensors": title,
+    }
     headlines: ClassVar = {
         hooked_title: "Limited by an optimizer that steps for one parameter at a time: it costs {share} of the time",
         loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time",
@@ -273,55 +285,64 @@ class UnfusedOptimizer(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        lists, (turns, count), unfused = self._lists(facts), self._turns(facts), is_unfused(facts)
-        hooked = count > 0 and not unfused
-        foreach = not unfused and not hooked
-        if foreach and not lists.any():
+        habit = self._habit(facts)
+        if habit is None:
             return None
-        claimed, optimizer = claims.total_ns(self.id), optimizer_work(facts)
-        fused_already = bool(facts.program.marked("fused-optimizer").any())
-        looped = unfused and fused_already
-        groups = self._groups(facts, lists) if foreach else 0.0
-        many = groups >= self.least_groups
-        in_phase = facts.work["phase"] == "optimizer"
-        which = in_phase if unfused else pl.Series(turns if hooked else lists)
-        kind = optimizer_class(facts, which.to_numpy())
+        on_lists = habit in ("groups", "lists")
+        lists = self._lists(facts)
+        turns, count = self._turns(facts)
+        groups = self._groups(facts, lists) if habit == "groups" else None
+        which = facts.work["phase"] == "optimizer"
+        launches = optimizer_work(facts).launches
+        if habit == "hooks" or on_lists:
+            which = pl.Series(lists if on_lists else turns)
+            launches = int(which.sum())
+        claimed_ns = claims.total_ns(self.id)
+        lists_ns = int(0.35 * facts.program.own_ns[lists].sum()) if on_lists else 0
         return self.raised(
             facts,
-            claimed,
-            title=first_of(
-                (hooked, self.hooked_title),
-                (many, "The optimizer goes from group to group of parameters, with launches for each"),
-                (foreach, "The optimizer runs its operations over all tensors one after the other (foreach)"),
-                (looped, self.loop_title),
-                default="",
-            ),
+            claimed_ns,
+            title=self.titles[habit],
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
-                "launches_per_step": (optimizer.launches if unfused else int(which.sum())) / facts.steps,
-                "optimizer_turns_per_step": count / facts.steps if hooked else None,
-                "groups_per_step": groups if many else None,
+                "launches_per_step": launches / facts.steps,
+                "optimizer_turns_per_step": count / facts.steps if habit == "hooks" else None,
+                "groups_per_step": groups,
                 "idle_ns": claims.idle_ns(self.id),
                 "saved_kernel_ns": claims.busy_ns(self.id),
-                **({} if hooked else self._numbers(facts)),
+                **({} if habit == "hooks" else self._numbers(facts)),
             },
             where=kernel_names(facts, facts.work["own_ns"] * which),
-            remedies=first_of(
-                (hooked, (_over_all(kind),)),
-                (looped, (_OVER_PARAMETERS,)),
-                (many, (_few_groups(kind), None if fused_already else bringing(_fused_step(kind), None))),
-                default=(_fused_step(kind), self._on_lists(facts, kind) if unfused else None),
-            ),
+            remedies=self._remedies(facts, habit, optimizer_class(facts, which.to_numpy())),
             issuing_ns=claims.issuing_ns[self.id],
-            claims=None if hooked else claims,
-            replayed=self._as_one_group(facts, lists, groups) if many else None,
+            claims=None if habit == "hooks" else claims,
+            replayed=None if groups is None else self._as_one_group(facts, lists, groups),
             busy_ns=claims.busy_ns(self.id),
-            bound_ns=claimed
-            + facts.own_idle_ns
-            - claims.idle_ns(self.id)
-            + (int(0.35 * facts.program.own_ns[lists].sum()) if foreach else 0),
+            bound_ns=claimed_ns + facts.own_idle_ns - claims.idle_ns(self.id) + lists_ns,
         )
+
+    def _habit(self, facts: Facts) -> Habit | None:
+        """How the optimizer goes over its tensors; None if that costs nothing that a rule knows."""
+        if is_unfused(facts):
+            return "loop" if facts.program.marked("fused-optimizer").any() else "tensors"
+        if self._turns(facts)[1]:
+            return "hooks"
+        lists = self._lists(facts)
+        if not lists.any():
+            return None
+        return "groups" if self._groups(facts, lists) >= self.least_groups else "lists"
+
+    def _remedies(self, facts: Facts, habit: Habit, kind: str | None) -> tuple[Remedy | None, ...]:
+        """The remedies of a habit, for an optimizer of this class (`optimizer_class`)."""
+        if habit == "hooks":
+            return (_over_all(kind),)
+        if habit == "loop":
+            return (_OVER_PARAMETERS,)
+        if habit == "groups":
+            is_fused = facts.program.marked("fused-optimizer").any()
+            return (_few_groups(kind), None if is_fused else bringing(_fused_step(kind), None))
+        return (_fused_step(kind), self._on_lists(facts, kind) if habit == "tensors" else None)
 
     def _numbers(self, facts: Facts) -> dict[str, float | None]:
         """Evidence on all of the optimizer's work."""
@@ -347,5 +368,7 @@ class UnfusedOptimizer(Rule):
         )
 
     def _as_one_group(self, facts: Facts, lists: Bools, groups: float) -> Gain | None:
-        saved, calls = (np.where(lists, share, 0.0) for share in (float(self.lists_saved_share), 1 - 1 / groups))
+        """Gain of a fused optimizer with one group of parameters instead of so many."""
+        saved = np.where(lists, float(self.lists_saved_share), 0.0)
+        calls = np.where(lists, 1 - 1 / groups, 0.0)
         return facts.replayed(time=saved, calls=calls, elsewhere=True)

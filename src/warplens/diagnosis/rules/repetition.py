@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy
 from warplens.diagnosis.picking import Projected, projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
-from warplens.diagnosis.rules.generation import encoded_again, growing_passes
+from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes
 from warplens.diagnosis.structure import (
     StructureRule,
     backward_work,
@@ -129,9 +128,10 @@ class Recomputation(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
-        growing, projected = growing_passes(facts), self._projected(facts)
+        growing = growing_passes(facts)
         if growing is not None:
             return growing.share
+        projected = self._projected(facts)
         return self._again(facts).astype(np.float64) if projected is None else projected.share
 
     def _projected(self, facts: Facts) -> Projected | None:
@@ -147,107 +147,150 @@ class Recomputation(StructureRule):
 
     @remembered
     def _again(self, facts: Facts) -> Bools:
-        program = facts.program
-        again = np.zeros(facts.work.height, dtype=np.bool_)
+        """Work that repeats the forward pass in the backward pass, backward passes, or passes of an encoder."""
         backward = backward_work(facts)
         if not backward.any() or backward.all():
             return encoded_again(facts)[0]
         passes, _ = passes_over_one_graph(facts)
         if passes.any():
             return passes
-        # A checkpoint stops recomputing at the last tensor that is needed, so that a layer's product may be left out.
-        # The forward kernels of norms have no place in a backward pass either.
-        product = program.products | (program.labelled("normalization") & ~program.marked("backward"))
-        length = int(self.sequence)
-        is_kernel = program.is_kernel
-        kernels = program.order[program.in_order(is_kernel)]
-        keys = program.launched_as(np.arange(len(is_kernel)))
-        kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
-        steps = program.step[kernels]
-        # Most steps launch the same kernels, so that one answer holds for all of them.
-        answers: dict[bytes, Bools] = {}
-        for begin, end in pairwise(np.r_[np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]), len(steps)].tolist()):
-            rows = kernels[begin:end]
-            key = b"".join(which[rows].tobytes() for which in (keys, backward, product))
-            if key in answers:
-                again[rows] = answers[key]
-                continue
-            forward, later = rows[~backward[rows]], rows[backward[rows]]
-            if len(forward) < length or len(later) < length:
-                continue
-            seen = sliding_window_view(keys[later], length)
-            numbers = _numbered(np.concatenate((sliding_window_view(keys[forward], length), seen)))
-            first = len(forward) - length + 1
-            found = np.isin(numbers[first:], numbers[:first])
-            found &= (np.diff(np.sort(seen, axis=1), axis=1) != 0).sum(axis=1) + 1 >= self.distinct
-            found &= sliding_window_view(product[later], length).any(axis=1)
-            for place in range(length):
-                again[later[place : place + len(found)][found]] = True
-            _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
-            answers[key] = again[rows]
+        is_kernel = facts.program.is_kernel
+        again = self._forward_again(facts, backward)
         too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
-        if too_few or time_of(program, again) > self.most_share * time_of(program, is_kernel & backward):
+        if too_few or time_of(facts.program, again) > self.most_share * time_of(facts.program, is_kernel & backward):
             again[:] = False
         return again
 
+    def _forward_again(self, facts: Facts, backward: Bools) -> Bools:
+        """Kernels of the backward pass in sequences that the forward pass of the same step launches as well."""
+        program = facts.program
+        again = np.zeros(facts.work.height, dtype=np.bool_)
+        # A checkpoint stops recomputing at the last tensor that is needed, so that a layer's product may be left out.
+        # The forward kernels of norms have no place in a backward pass either.
+        product = program.products | (program.labelled("normalization") & ~program.marked("backward"))
+        kernels = program.order[program.in_order(program.is_kernel)]
+        keys = program.launched_as(np.arange(len(again)))
+        kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
+        edges = np.flatnonzero(np.diff(program.step[kernels])) + 1
+        # Most steps launch the same kernels, so that one answer holds for all of them.
+        answers: dict[bytes, Bools] = {}
+        for rows in np.split(kernels, edges):
+            key = b"".join(which[rows].tobytes() for which in (keys, backward, product))
+            if key not in answers:
+                answers[key] = self._sequences_again(keys[rows], backward[rows], product[rows])
+            again[rows] = answers[key]
+        return again
+
+    def _sequences_again(self, keys: Int64s, backward: Bools, product: Bools) -> Bools:
+        """Which kernels of the backward pass of a step belong to a sequence that its forward pass launches as well.
+
+        Args:
+            keys: a number for each kernel of the step, equal for equal launches.
+            backward: which of them belong to the backward pass.
+            product: which of them show a forward pass.
+        """
+        again = np.zeros(len(keys), dtype=np.bool_)
+        length = int(self.sequence)
+        forward = np.flatnonzero(~backward)
+        later = np.flatnonzero(backward)
+        if len(forward) < length or len(later) < length:
+            return again
+        seen = sliding_window_view(keys[later], length)
+        numbers = _numbered(np.concatenate((sliding_window_view(keys[forward], length), seen)))
+        first = len(forward) - length + 1
+        found = np.isin(numbers[first:], numbers[:first])
+        found &= (np.diff(np.sort(seen, axis=1), axis=1) != 0).sum(axis=1) + 1 >= self.distinct
+        found &= sliding_window_view(product[later], length).any(axis=1)
+        for place in range(length):
+            again[later[place : place + len(found)][found]] = True
+        _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
+        return again
+
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, for the kind of repeated work that claims the time."""
         growing = growing_passes(facts)
         if growing is not None:
-            return self.seen(
-                facts,
-                claims,
-                title=self.growing_title,
-                confidence="high",
-                evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
-                bound_ns=time_of(facts.program, growing.share > 0) + facts.own_idle_ns,
-                remedies=_CACHED,
-            )
+            return self._growing_text(facts, claims, growing)
         projected = self._projected(facts)
         if projected is not None:
-            beside = time_beside(facts.program, projected.work, reach=2)
-            freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
-            return self.seen(
-                facts,
-                claims,
-                title=self.projected_title,
-                confidence="medium",  # shapes tell the size of what a product reads, not which tensor it is
-                evidence={
-                    "picked_products_per_step": projected.products / facts.steps,
-                    "picked_rows_factor": projected.times,
-                },
-                # Passes over the products can be made before rows are picked, or together with the pick.
-                bound_ns=int(freed.sum()),
-                remedies=_PICKED_LATER,
-            )
-        again = self._again(facts)
-        encoded, encoders = encoded_again(facts)
-        if encoded.any():
-            return self.seen(
-                facts,
-                claims,
-                title=self.encoded_title,
-                confidence="medium",  # the input has the same size; that it is the same is inferred
-                evidence={"passes_per_step": encoders, "repeated_per_step": int(again.sum()) / facts.steps},
-                bound_ns=claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id),
-                remedies=_ENCODED_ONCE,
-            )
-        forward = facts.program.is_kernel & ~backward_work(facts)
+            return self._picked_rows(facts, claims, projected)
+        if encoded_again(facts)[0].any():
+            return self._repeated_encoder(facts, claims)
+        if passes_over_one_graph(facts)[1] > 1:
+            return self._repeated_backward(facts, claims)
+        return self._checkpoints(facts, claims)
+
+    def _growing_text(self, facts: Facts, claims: Claims, growing: Growing) -> Finding | None:
+        """The finding on generation that runs all tokens again for each new one."""
+        return self.seen(
+            facts,
+            claims,
+            title=self.growing_title,
+            confidence="high",
+            evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
+            bound_ns=time_of(facts.program, growing.share > 0) + facts.own_idle_ns,
+            remedies=_CACHED,
+        )
+
+    def _picked_rows(self, facts: Facts, claims: Claims, projected: Projected) -> Finding | None:
+        """The finding on products of rows that were picked before."""
+        beside = time_beside(facts.program, projected.work, reach=2)
+        freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
+        return self.seen(
+            facts,
+            claims,
+            title=self.projected_title,
+            confidence="medium",  # shapes tell the size of what a product reads, not which tensor it is
+            evidence={
+                "picked_products_per_step": projected.products / facts.steps,
+                "picked_rows_factor": projected.times,
+            },
+            # Passes over the products can be made before rows are picked, or together with the pick.
+            bound_ns=int(freed.sum()),
+            remedies=_PICKED_LATER,
+        )
+
+    def _repeated_encoder(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on an encoder that runs for each token."""
+        _, encoders = encoded_again(facts)
+        return self.seen(
+            facts,
+            claims,
+            title=self.encoded_title,
+            confidence="medium",  # the input has the same size; that it is the same is inferred
+            evidence={"passes_per_step": encoders, "repeated_per_step": self._repeated_per_step(facts)},
+            bound_ns=self._claimed_and_idle_ns(facts, claims),
+            remedies=_ENCODED_ONCE,
+        )
+
+    def _repeated_backward(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on several backward passes over one forward pass."""
         _, passes = passes_over_one_graph(facts)
         return self.seen(
             facts,
             claims,
-            title=self.passes_title if passes > 1 else "",
+            title=self.passes_title,
+            confidence="high",
+            evidence={"repeated_per_step": self._repeated_per_step(facts), "backward_passes_per_step": passes},
+            bound_ns=self._claimed_and_idle_ns(facts, claims),
+            remedies=_ONE_PASS,
+        )
+
+    def _checkpoints(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on a forward pass that runs again in the backward pass."""
+        again = self._again(facts)
+        forward = facts.program.is_kernel & ~backward_work(facts)
+        return self.seen(
+            facts,
+            claims,
             confidence="high",
             evidence={
-                "repeated_per_step": int(again.sum()) / facts.steps,
-                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0) if passes == 1 else None,
-                "backward_passes_per_step": passes if passes > 1 else None,
+                "repeated_per_step": self._repeated_per_step(facts),
+                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0),
             },
             # The bookkeeping of checkpoints goes as well, which saves and restores random states.
-            bound_ns=claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id),
-            remedies=_ONE_PASS
-            if passes > 1
-            else (
+            bound_ns=self._claimed_and_idle_ns(facts, claims),
+            remedies=(
                 Remedy(
                     "Turn checkpointing off while memory is free",
                     "model.gradient_checkpointing_disable()  # transformers 5.24: activation_checkpointing_disable()\n"
@@ -271,6 +314,14 @@ class Recomputation(StructureRule):
                 ),
             ),
         )
+
+    def _repeated_per_step(self, facts: Facts) -> float:
+        """Kernels of a step that run again."""
+        return int(self._again(facts).sum()) / facts.steps
+
+    def _claimed_and_idle_ns(self, facts: Facts, claims: Claims) -> int:
+        """The claim, and all of the host's pauses."""
+        return claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id)
 
 
 #: For several losses over one graph.
@@ -394,7 +445,8 @@ class PerExpertLoop(StructureRule):
         in_loop = self._loop(facts).work
         program = facts.program
         # Grouped products still do the work of all parts, but start and end only once.
-        share, rows = np.zeros(len(in_loop)), np.flatnonzero(in_loop)
+        share = np.zeros(len(in_loop))
+        rows = np.flatnonzero(in_loop)
         if len(rows):
             share[rows] = np.minimum(started_share(facts, rows), self.whole_saved_share)
             product_ns = float(np.median(program.own_ns[in_loop & program.labelled("gemm")]))
@@ -413,7 +465,8 @@ class PerExpertLoop(StructureRule):
         program = facts.program
         in_loop = np.zeros(facts.work.height, dtype=np.bool_)
         saved_calls = np.zeros(facts.work.height)
-        product, writes = program.labelled("gemm"), program.marked("adding-rows")
+        product = program.labelled("gemm")
+        writes = program.marked("adding-rows")
         if not product.any() or not writes.any():
             return _PartLoops(in_loop, saved_calls, 0)
         scattered = program.labelled("gather-scatter", "sort-topk")
@@ -439,7 +492,7 @@ class PerExpertLoop(StructureRule):
         passes = passes_of_step(facts).count
         layers = passes if count >= 2 * passes * facts.steps else 1
         if count < self.repetitions * facts.steps * layers:
-            in_loop[:], saved_calls[:], count = False, 0.0, 0
+            return _PartLoops(np.zeros_like(in_loop), np.zeros_like(saved_calls), 0)
         return _PartLoops(in_loop, saved_calls, count)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

@@ -14,7 +14,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.frameworks import framework_of
-from warplens.diagnosis.rule import Limit, remembered
+from warplens.diagnosis.rule import Limit, first_of, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -142,7 +142,8 @@ class ScatteredAccess(StructureRule):
         A program that sorts by itself, as CUB and Thrust do, needs the sort.
         """
         program = facts.program
-        rows, sorts = program.labelled("gather-scatter"), program.labelled("sort-topk")
+        rows = program.labelled("gather-scatter")
+        sorts = program.labelled("sort-topk")
         if not sorts.any() or framework_of(facts) != "pytorch":
             return rows
         of_indices = rows.any() or program.marked("embedding-gradient").any()
@@ -166,48 +167,58 @@ class ScatteredAccess(StructureRule):
         program = facts.program
         order = program.order
         share = np.zeros(facts.work.height)
-        product, adds, sorts = program.products, program.marked("adding-rows"), program.labelled("sort-topk")
-        sums, values = program.labelled("reduction") | adds, program.marked("sorting-values") & scattered
-        long_rows = program.marked("sorting-long-rows")
-        begins, ends = program.edges(~product)
-        own, reach = program.own_ns, int(self.reach)
-        at_peak = facts.at_roof.select(pl.col("theoretical_ns").fill_null(pl.col("owned_ns"))).to_series().to_numpy()
+        pieces = _Scattered.of(facts, scattered)
+        products_ns = program.own_ns * program.products
+        reach = int(self.reach)
+        begins, ends = program.edges(~program.products)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             run = order[begin:end]
             places = np.flatnonzero(scattered[run])
             if not len(places):
                 continue
             around = order[max(begin - reach, 0) : begin], order[end : end + reach]
-            before, after = (int((own * product)[rows].max(initial=0)) for rows in around)
+            before, after = (int(products_ns[rows].max(initial=0)) for rows in around)
             for place in places.tolist():
-                piece = run[place]
-                least = self.needed_share * own[piece]
-                if sorts[piece]:
-                    share[piece] = self.sorted_saved_share if values[piece] else self.saved_share
-                    if values[piece] and long_rows[piece]:
-                        share[piece] = self.selected_saved_share
-                elif adds[piece]:
-                    gathers = (scattered & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
-                    if gathers.any():
-                        share[piece] = self.added_saved_share
-                    elif before < least:
-                        # Many atomic additions to few rows wait for each other: a sum over sorted rows does not.
-                        summed_ns = self.over_peak * at_peak[piece]
-                        share[piece] = max(self.saved_share, 1 - summed_ns / max(own[piece], 1))
-                else:
-                    later = run[place + 1 :]
-                    summing = later[sums[later] & (own[later] >= least)]
-                    if len(summing):
-                        share[piece] = self.added_saved_share if adds[summing[0]] else self.saved_share
-                    elif after < least:
-                        share[piece] = self.saved_share
-            sorted_values = np.flatnonzero((values & long_rows)[run])
+                share[run[place]] = self._saved_of(pieces, run, place, before, after)
+            sorted_values = np.flatnonzero((pieces.values & pieces.long_rows)[run])
             if len(sorted_values):
                 share[self._over_sorted(facts, run, sorted_values)] = 1.0
         freed = share > 0
-        beside = (time_beside(program, scattered & freed & ~sorts, reach=2) > 0) & ~scattered
+        beside = (time_beside(program, scattered & freed & ~pieces.sorts, reach=2) > 0) & ~scattered
         share[beside] = self.saved_share
         return share
+
+    def _saved_of(self, pieces: _Scattered, run: Int64s, place: int, before: int, after: int) -> float:
+        """Share saved of a gather, a scatter or a sort.
+
+        Args:
+            run: rows of the work between two products.
+            place: of the piece in `run`.
+            before, after: time of the longest product near the begin and the end of `run`.
+        """
+        piece = run[place]
+        own = pieces.own_ns
+        if pieces.sorts[piece]:
+            return self._saved_of_sort(pieces, piece)
+        least = self.needed_share * own[piece]
+        if pieces.adds[piece]:
+            gathers = (pieces.scattered & ~pieces.adds & ~pieces.sorts)[run[:place]] & (own[run[:place]] >= least)
+            if gathers.any():
+                return self.added_saved_share
+            # Many atomic additions to few rows wait for each other: a sum over sorted rows does not.
+            summed_ns = self.over_peak * pieces.at_peak_ns[piece]
+            return max(self.saved_share, 1 - summed_ns / max(own[piece], 1)) if before < least else 0.0
+        later = run[place + 1 :]
+        summing = later[pieces.sums[later] & (own[later] >= least)]
+        if len(summing):
+            return self.added_saved_share if pieces.adds[summing[0]] else self.saved_share
+        return self.saved_share if after < least else 0.0
+
+    def _saved_of_sort(self, pieces: _Scattered, piece: int) -> float:
+        """Share saved of a sort: of indices, of values, or of values in long rows."""
+        if not pieces.values[piece]:
+            return self.saved_share
+        return self.selected_saved_share if pieces.long_rows[piece] else self.sorted_saved_share
 
     @remembered
     def _matrices(self, facts: Facts) -> Float64s:
@@ -216,14 +227,16 @@ class ScatteredAccess(StructureRule):
         Shapes show it: the product has more matrices than the table from which they were gathered, and multiplies few
         rows with each, so that reading is its cost. A product grouped by matrix reads each matrix once.
         """
-        share, shapes = np.zeros(facts.work.height), facts.program.shapes()
+        share = np.zeros(facts.work.height)
+        shapes = facts.program.shapes()
         gathers, products = gathered_operands(facts)
         for gather, product, table, read in zip(
             gathers.tolist(), products.tolist(), shapes.gather(gathers), shapes.gather(products), strict=True
         ):
             repeats = _repeats(table, read, int(self.most_rows))
             if repeats > 1:
-                share[gather], share[product] = 1.0, 1 - 1 / repeats
+                share[gather] = 1.0
+                share[product] = 1 - 1 / repeats
         return share
 
     def _over_sorted(self, facts: Facts, run: Int64s, sorts: Int64s) -> Int64s:
@@ -246,23 +259,7 @@ class ScatteredAccess(StructureRule):
         adding = program.marked("embedding-gradient")
         if not adding.any():
             return None
-        order = program.order
-        is_memset = facts.program.having("kind", "memset")
-        long = facts.lengths >= facts.thresholds.bandwidth_kernel_ns
-        places = np.flatnonzero(program.in_order((program.marked("filling") | is_memset) & long))
-        at = np.flatnonzero(program.in_order(adding))
-        first = np.searchsorted(at, places - int(self.near))
-        stop = np.searchsorted(at, places + int(self.near), side="right")
-        beside = stop > first
-        pieces, threads = order[places[beside]], program.threads(order[at])
-        elements = _elements(facts, pieces)
-        gradient, written, used = np.zeros(len(order), dtype=np.bool_), 0.0, 0.0
-        for piece, numbers, begin, end in zip(pieces, elements, first[beside], stop[beside], strict=True):
-            touched = float(np.nanmax(threads[begin:end]))
-            if touched > self.most_used_share * numbers:
-                continue
-            gradient[piece] = True
-            written, used = written + float(numbers), used + touched
+        gradient, written, used = self._dense_gradients(facts, adding)
         if not gradient.any():
             return None
         kept = used / written
@@ -272,12 +269,42 @@ class ScatteredAccess(StructureRule):
         calls = np.where(share > 0, 0.0, np.where(freed, float(self.freed_calls_share), 0.0))
         return Dense(share, calls, kept)
 
+    def _dense_gradients(self, facts: Facts, adding: Bools) -> tuple[Bools, float, float]:
+        """Fills of gradients of which few rows are used, the numbers that they write, and a limit of those used.
+
+        Args:
+            adding: kernels that add rows to gradients.
+        """
+        program = facts.program
+        order = program.order
+        fills = program.marked("filling") | program.having("kind", "memset")
+        long = facts.lengths >= facts.thresholds.bandwidth_kernel_ns
+        places = np.flatnonzero(program.in_order(fills & long))
+        at = np.flatnonzero(program.in_order(adding))
+        first = np.searchsorted(at, places - int(self.near))
+        stop = np.searchsorted(at, places + int(self.near), side="right")
+        beside = stop > first
+        pieces = order[places[beside]]
+        threads = program.threads(order[at])
+        gradient = np.zeros(len(order), dtype=np.bool_)
+        written = used = 0.0
+        elements = _elements(facts, pieces)
+        for piece, numbers, begin, end in zip(pieces, elements, first[beside], stop[beside], strict=True):
+            touched = float(np.nanmax(threads[begin:end]))
+            if touched > self.most_used_share * numbers:
+                continue
+            gradient[piece] = True
+            written += float(numbers)
+            used += touched
+        return gradient, written, used
+
     def _applied(self, facts: Facts, tables: float) -> Float64s:
         """Share of the numbers of each optimizer kernel that belong to tables of so many numbers per step."""
         program = facts.program
         lists = program.marked("foreach")
         applying = program.optimizing | lists
-        applied, rows = np.zeros(len(applying)), np.flatnonzero(applying)
+        applied = np.zeros(len(applying))
+        rows = np.flatnonzero(applying)
         if not len(rows):
             return applied
         numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * OF_A_BLOCK, _elements(facts, rows))
@@ -290,46 +317,68 @@ class ScatteredAccess(StructureRule):
         return applied
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding: on copied matrices, on dense gradients, or on other scattered rows."""
+        program = facts.program
         claimed = claims.of_work(self.id).to_numpy() > 0
-        program, dense = facts.program, self._dense(facts)
-        preparing = self._preparing(facts) & claimed
+        dense = self._dense(facts)
         # Work that goes away is not launched either.
-        calls = dense.calls if dense is not None else preparing.astype(np.float64)
+        calls = dense.calls if dense is not None else (self._preparing(facts) & claimed).astype(np.float64)
         matrices = bool((self._matrices(facts) > 0)[claimed].any())
         scattered = self._scattered(facts)
+        passes_ns = int(0.97 * time_of(program, claimed | scattered | program.passes))
         return self.seen(
             facts,
             claims,
-            title=self.matrices_title if matrices else "" if dense is None else self.dense_title,
+            title=first_of((matrices, self.matrices_title), (dense is not None, self.dense_title), default=""),
             confidence="medium",
             evidence={
                 "scattered_per_step": int(scattered.sum()) / facts.steps,
                 "used_rows_share": None if dense is None else dense.used_share,
             },
-            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.passes))
-            + (facts.own_idle_ns if matrices else 0),
+            bound_ns=passes_ns + (facts.own_idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
-            remedies=(_GROUPED,)
-            if matrices
-            else (
-                None if dense is None else _SPARSE,
-                UNSORTED if preparing.any() else None,
-                _SELECTED if (claimed & program.marked("sorting-values")).any() else None,
-                Remedy(
-                    "Sum rows where they are read",
-                    "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
-                    "# a sparse matrix (CSR) times the rows instead of gather and scatter_add over edges\n"
-                    "# torch.segment_reduce(rows, 'sum', lengths=counts) over sorted rows",
-                    "no row is copied and read again",
-                ),
-                Remedy(
-                    "Sort or deduplicate the indices once",
-                    "rows, inverse = index.unique(return_inverse=True)  # waits for the GPU; or sorted edges\n"
-                    "x.index_select(0, index)  # instead of x[index], whose gradient sorts to add in a fixed order\n"
-                    "# smaller or narrower tables",
-                    "fewer rows, and neighbouring ones next to each other",
-                ),
-            ),
+            remedies=(_GROUPED,) if matrices else self._remedies(facts, claimed),
+        )
+
+    def _remedies(self, facts: Facts, claimed: Bools) -> tuple[Remedy | None, ...]:
+        """The remedies of the claimed work, if it copies no matrices."""
+        sorted_values = claimed & facts.program.marked("sorting-values")
+        return (
+            None if self._dense(facts) is None else _SPARSE,
+            UNSORTED if (self._preparing(facts) & claimed).any() else None,
+            _SELECTED if sorted_values.any() else None,
+            *_SUMMED,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Scattered:
+    """Pieces of work that gather, scatter or sort rows, and what they are for."""
+
+    scattered: Bools  #: all of them
+    adds: Bools  #: which work adds rows to others
+    sorts: Bools  #: which work sorts
+    values: Bools  #: which of them sort values, not indices
+    long_rows: Bools  #: which work sorts long rows
+    sums: Bools  #: which work sums up or adds rows
+    own_ns: Int64s  #: time of each piece of work
+    at_peak_ns: Float64s  #: time of its bytes at the peak rate of the memory
+
+    @classmethod
+    def of(cls, facts: Facts, scattered: Bools) -> _Scattered:
+        """Those pieces of work."""
+        program = facts.program
+        adds = program.marked("adding-rows")
+        at_peak = pl.col("theoretical_ns").fill_null(pl.col("owned_ns"))
+        return cls(
+            scattered=scattered,
+            adds=adds,
+            sorts=program.labelled("sort-topk"),
+            values=program.marked("sorting-values") & scattered,
+            long_rows=program.marked("sorting-long-rows"),
+            sums=program.labelled("reduction") | adds,
+            own_ns=program.own_ns,
+            at_peak_ns=facts.at_roof.select(at_peak).to_series().to_numpy(),
         )
 
 
@@ -391,6 +440,24 @@ _SELECTED: Final = Remedy(
     "Select the largest instead of sorting all",
     "values, index = x.topk(20)  # instead of x.argsort(descending=True)[..., :20]",
     "unused numbers are not sorted; a selection still reads all numbers",
+)
+
+#: For rows that are copied out, or added one by one.
+_SUMMED: Final = (
+    Remedy(
+        "Sum rows where they are read",
+        "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
+        "# a sparse matrix (CSR) times the rows instead of gather and scatter_add over edges\n"
+        "# torch.segment_reduce(rows, 'sum', lengths=counts) over sorted rows",
+        "no row is copied and read again",
+    ),
+    Remedy(
+        "Sort or deduplicate the indices once",
+        "rows, inverse = index.unique(return_inverse=True)  # waits for the GPU; or sorted edges\n"
+        "x.index_select(0, index)  # instead of x[index], whose gradient sorts to add in a fixed order\n"
+        "# smaller or narrower tables",
+        "fewer rows, and neighbouring ones next to each other",
+    ),
 )
 
 #: For gradients of whole tables.

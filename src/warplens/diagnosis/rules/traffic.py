@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import ClassVar, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -18,10 +18,54 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
 from warplens.diagnosis.folds import folded
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import Limit, bringing, first_of, gain_of, remembered
+from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What takes most of the time of a finding: its title, and how it is mended."""
+
+    title: str
+    remedies: tuple[Remedy, ...] = ()  #: of this cause alone; the first one has the gain of the finding
+    gain: Gain | None = None  #: replayed gain of its first remedy; None for the gain of the claim
+    informs: bool = False  #: whether it only informs
+    warning: float | None = None  #: least gain of a warning, if larger than usual
+    by_fusing: bool = False  #: whether its first remedy is a compiler that fuses chains
+
+
+@dataclass(frozen=True, eq=False)
+class _ClaimedPasses:
+    """Passes that a finding claims, by what they are for."""
+
+    claimed: Bools  #: all of them
+    casts: Bools  #: casts of operands, claimed or not
+    made: Bools  #: casts and copies of operands, claimed or not
+    chains: list[Int64s]  #: rows of each chain that is long enough to be fused
+    are_operands: bool  #: whether most of the claimed time makes operands
+    are_casts: bool  #: whether, in addition, at least half of it casts them
+
+    @property
+    def members(self) -> Bools:
+        """The claimed passes, and all of each chain that they are a part of."""
+        members = self.claimed.copy()
+        if self.chains:
+            members[np.concatenate(self.chains)] = True
+        return members
+
+    @property
+    def keeping_layout(self) -> tuple[Remedy, ...]:
+        """The remedy of copies that neither make operands nor lie in chains; none if others do."""
+        return () if self.chains or self.made.any() else (_KEEP_LAYOUT,)
+
+
+class _NarrowFirst(NamedTuple):
+    """Gains of a program that gains more from weights in 16 bits than from fusing its chains."""
+
+    gain: Gain  #: of weights in 16 bits
+    fused: Gain  #: of a compiler
 
 
 class UnfusedChain(StructureRule):
@@ -142,7 +186,8 @@ class UnfusedChain(StructureRule):
         operands = share > 0
         if not self._has_products(facts):
             return share
-        if self._of_limit(facts) < (1 if operands.any() or self._compiled_in_parts(facts) else self.informs_share):
+        least = 1 if operands.any() or self._compiled_in_parts(facts) else self.informs_share
+        if self._share_of_limit(facts) < least:
             return share
         passes = self._passes(facts)
         begins, ends = program.edges(passes)
@@ -160,7 +205,7 @@ class UnfusedChain(StructureRule):
         return share
 
     @remembered
-    def _of_limit(self, facts: Facts) -> float:
+    def _share_of_limit(self, facts: Facts) -> float:
         """Time in chains over the least time for a warning, at most 1; 1 as well for many that only move values."""
         program = facts.program
         begins, ends = program.edges(self._passes(facts))
@@ -195,7 +240,7 @@ class UnfusedChain(StructureRule):
         casts = np.zeros(facts.work.height, dtype=np.bool_)
         for run, _ in self._before_products(facts, facts.program.marked("narrowing")):
             casts[run] = True
-        return casts if self._are_many(facts, casts) else np.zeros_like(casts)
+        return casts if self._take_enough(facts, casts) else np.zeros_like(casts)
 
     @remembered
     def _copies(self, facts: Facts) -> Float64s:
@@ -208,7 +253,8 @@ class UnfusedChain(StructureRule):
         """
         program = facts.program
         share = np.zeros(facts.work.height)
-        own, copies = program.own_ns, program.labelled("copy-cast") & ~self._casts(facts)
+        own = program.own_ns
+        copies = program.labelled("copy-cast") & ~self._casts(facts)
         attention = program.labelled("attention")
         least = facts.thresholds.bandwidth_kernel_ns
         long = own >= least
@@ -223,7 +269,7 @@ class UnfusedChain(StructureRule):
                 share[making] = 1.0
                 if attention[product] and copies[making].all():
                     share[product] = self.repeated_heads_share
-        return share if self._are_many(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if self._take_enough(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
 
     @remembered
     def _losses(self, facts: Facts) -> Float64s:
@@ -232,9 +278,11 @@ class UnfusedChain(StructureRule):
         A fused loss reads the scores once and writes their gradient once, in 16 bits. Passes that take a small part of
         the log-softmax's time go over fewer numbers, and longer gathers over other numbers; neither is claimed.
         """
-        program, own = facts.program, facts.program.own_ns
+        program = facts.program
+        own = program.own_ns
         share = np.zeros(facts.work.height)
-        losses, long = program.marked("log-softmax"), own >= facts.thresholds.bandwidth_kernel_ns
+        losses = program.marked("log-softmax")
+        long = own >= facts.thresholds.bandwidth_kernel_ns
         picks = program.labelled("gather-scatter")
         if not (losses & long).any():
             return share
@@ -260,7 +308,8 @@ class UnfusedChain(StructureRule):
         of queries and keys, which are more than the numbers of an activation.
         """
         program = facts.program
-        passes, counting = self._passes(facts), program.marked("counting")
+        passes = self._passes(facts)
+        counting = program.marked("counting")
         attention = program.labelled("attention") & ~program.marked("backward")
         share = np.zeros(facts.work.height)
         least = max(self.least_masks * facts.steps, self.each_attention * attention.sum())
@@ -274,7 +323,7 @@ class UnfusedChain(StructureRule):
         elsewhere[after_counting] = False
         longest = program.own_ns[elsewhere].max(initial=0)
         share[after_counting[program.own_ns[after_counting] > longest]] = 1 - facts.steps / len(making)
-        return share if self._are_many(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if self._take_enough(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
 
     def _has_products(self, facts: Facts) -> bool:
         """Whether enough of the time goes into products."""
@@ -293,7 +342,7 @@ class UnfusedChain(StructureRule):
         """
         share = folded(facts)
         saved_ns = facts.program.own_ns @ share
-        enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._of_limit(facts) < 1
+        enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._share_of_limit(facts) < 1
         return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
 
     def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
@@ -306,13 +355,14 @@ class UnfusedChain(StructureRule):
         for run, product in () if facts.trains else program.runs_before(which, program.products):
             yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], product
 
-    def _are_many(self, facts: Facts, which: Bools) -> bool:
+    def _take_enough(self, facts: Facts, which: Bools) -> bool:
         """Whether these pieces take enough time to be a habit."""
         spent = time_of(facts.program, which)
         return spent > 0 and spent >= self.least_casts_share * facts.busy_ns
 
     @remembered
     def _passes(self, facts: Facts) -> Bools:
+        """Passes over memory that a chain may consist of: not the optimizer's, a compiler's or those of a cache."""
         program = facts.program
         # A copy inside the GPU's memory is a pass as well, whether a kernel or the driver makes it.
         passes = program.passes | program.having("label", "device-to-device")
@@ -359,19 +409,20 @@ class UnfusedChain(StructureRule):
         calls[parts] = np.maximum(calls[parts], 1 - 1 / np.maximum(turns, 1.0))
         return facts.replayed(time=share, calls=calls, elsewhere=bool((turns > 1).any()))
 
-    def _of_operands(
-        self, facts: Facts, cast: Bools, copied: Float64s, *, casts_first: bool, best: bool
-    ) -> Iterator[Remedy]:
+    def _of_operands(self, facts: Facts, *, casts_first: bool, best: bool) -> Iterator[Remedy]:
         """Remedies for operands that are made anew; if `best`, the first one has the gain of the finding."""
-        kinds = ((_NARROW_WEIGHTS, cast), (_AS_THEY_ARE, copied > 0))
-        for remedy, made in kinds if casts_first else kinds[::-1]:
-            if made.any():
-                if best:
-                    yield remedy
-                    best = False
-                    continue
-                kept = facts.replayed(time=copied, calls=(copied == 1).astype(np.float64))
-                yield bringing(remedy, self._gain_of_narrow_weights(facts) if made is cast else kept, self.model)
+        kinds: list[tuple[Remedy, Callable[[Facts], Gain | None]]] = []
+        if self._copies(facts).any():
+            kinds.append((_AS_THEY_ARE, self._gain_without_copies))
+        if self._casts(facts).any():
+            kinds.insert(0 if casts_first else len(kinds), (_NARROW_WEIGHTS, self._gain_of_narrow_weights))
+        for place, (remedy, gain_of_remedy) in enumerate(kinds):
+            yield remedy if best and place == 0 else bringing(remedy, gain_of_remedy(facts), self.model)
+
+    def _gain_without_copies(self, facts: Facts) -> Gain | None:
+        """Gain of products that read their operands without a copy."""
+        copied = self._copies(facts)
+        return facts.replayed(time=copied, calls=(copied == 1).astype(np.float64))
 
     @remembered
     def _gain_of_narrow_weights(self, facts: Facts) -> Gain | None:
@@ -381,7 +432,7 @@ class UnfusedChain(StructureRule):
         wide = program.passes & program.having("precision", *_WIDE)
         return facts.replayed(time=np.where(casts, 1.0, np.where(wide, 0.5, 0.0)), calls=casts.astype(np.float64))
 
-    def _compiled(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
+    def _gain_of_compiler(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
         """Gain of fusing each chain into one pass.
 
         A compiler may or may not fuse the passes that make operands into the kernels that read them, so the expected
@@ -394,109 +445,169 @@ class UnfusedChain(StructureRule):
         return Gain(math.sqrt(unfused.expected * fused.expected), unfused.low, fused.high)
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        program = facts.program
-        claimed = claims.of_work(self.id).to_numpy() > 0
-        half = time_of(program, claimed) / 2
-        least = self._least_passes(facts)
-        cast, copied, masks = self._casts(facts), self._copies(facts), self._masks(facts)
-        of_loss, made = self._losses(facts) > 0, cast | (copied == 1)
-        # The main cause, which the title names.
-        is_masks = time_of(program, claimed & (masks > 0)) > half
-        is_operands = time_of(program, claimed & made) > half
-        is_casts = is_operands and time_of(program, claimed & cast) >= time_of(program, claimed & ~cast)
-        is_loss = time_of(program, claimed & of_loss) > half
-        terms = self._terms(facts)
-        is_terms = time_of(program, claimed & (terms > 0)) > half
-        norms = self._folded(facts)
-        chains = [chain for chain in program.runs(self._passes(facts), (claimed & ~made, 1)) if len(chain) >= least]
-        members = claimed.copy()
-        if chains:
-            members[np.concatenate(chains)] = True
-        casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
-        kinds, fused_operator = _kinds(facts, members), _fused_operator(facts, members)
-        # Even if chains are the cause, keeping weights in 16 bits may bring more than a compiler.
-        narrow = fused = None
-        if cast.any() and not is_operands and not is_loss:
-            narrow, fused = self._gain_of_narrow_weights(facts), self._without(facts, claims)
-        is_narrow_best = not is_terms and narrow is not None and fused is not None and narrow.expected > fused.expected
-        removable = program.passes | program.having("label", "device-to-device")
-        if copied.any():
-            # A product that reads the operand directly, without a copy, may read far fewer bytes.
-            most_ns = int(0.95 * time_of(program, removable | program.products))
-        else:
-            # Passes that repeat the same computation can be made once: then none of them is left, nor the start latency
-            # before them.
-            starting = program.of_gaps(removable) * facts.causes["start-latency"].whole()
-            most_ns = time_of(program, removable) + int(starting.sum())
-        most_ns += int(program.own_ns @ np.where(removable, 0.0, norms))  # branches that are merged into others
-        is_folded = norms.any() and not (is_masks or is_terms or is_operands or is_loss)
-        faults = made.any() or of_loss.any() or masks.any() or terms.any()
-        usual = bool(chains) and self._of_limit(facts) < 1 and not faults
-        compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
-        convolutions = time_of(program, program.labelled("convolution"))
-        if 2 * convolutions > time_of(program, program.products):
-            compiling = replace(_COMPILED, how=_COMPILED_CONVOLUTIONS)
+        """The finding, with title, gain and first remedies of its main cause."""
+        passes = self._claimed_passes(facts, claims)
+        narrow = self._narrow_before_fused(facts, claims, passes)
+        cause = self._main_cause(facts, claims, passes, narrow)
+        members = passes.members
         return self.seen(
             facts,
             claims,
-            title=first_of(
-                (is_masks, self.masks_title),
-                (is_terms, TERMS_TITLE),
-                (is_folded, self.folded_title),
-                (is_casts, self.casts_title),
-                (is_operands, self.operands_title),
-                (is_loss, self.loss_title),
-                (chains, f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"),
-                default=self.copies_title,
-            ),
+            title=cause.title,
             confidence="medium",
             evidence={
-                "chains_per_step": len(chains) / facts.steps,
-                "passes_per_chain_factor": int(members.sum()) / len(chains) if chains else None,
-                "casts_share": casts,
+                "chains_per_step": len(passes.chains) / facts.steps,
+                "passes_per_chain_factor": int(members.sum()) / len(passes.chains) if passes.chains else None,
+                "casts_share": _casts_share(facts, members),
             },
-            bound_ns=most_ns,
-            informs=usual and not is_folded,
-            # Small models over large vocabularies have such losses without a real fault.
-            warning=facts.thresholds.unsure_warning_ceiling if is_loss else None,
-            # Only the remedy of the main cause counts; chains beside it need another one.
-            replayed=facts.replayed(time=masks, calls=masks)
-            if is_masks
-            else facts.replayed(time=terms)
-            if is_terms
-            else self._gain_of_folding(facts)
-            if is_folded
-            else self._gain_of_kept_operands(facts, made)
-            if is_operands
-            else self._gain_of_fused_loss(facts, claims, of_loss)
-            if is_loss
-            else narrow
-            if is_narrow_best
-            else None,
+            bound_ns=self._removable_ns(facts),
+            informs=cause.informs,
+            warning=cause.warning,
+            replayed=cause.gain,
             remedies=(
-                _ONE_MASK if is_masks else None,
-                ONE_PRODUCT if is_terms else None,
-                _FOLDED if is_folded else None,
-                *(_FUSED_LOSS if is_loss and not is_operands else ()),
+                *cause.remedies,
                 *self._of_operands(
-                    facts, cast, copied, casts_first=is_casts or is_narrow_best, best=is_operands or is_narrow_best
+                    facts,
+                    casts_first=passes.are_casts or narrow is not None,
+                    best=passes.are_operands or narrow is not None,
                 ),
-                None if chains or made.any() or is_loss or is_terms or is_folded else _KEEP_LAYOUT,
-                bringing(compiling, fused if is_narrow_best else self._compiled(facts, claims, made), self.model)
-                if is_masks or is_terms or is_folded or is_loss or is_operands or is_narrow_best or not chains
-                else compiling,
-                Remedy("Use the fused operator where there is one", fused_operator, "one pass for each")
-                if fused_operator
-                else None,
-                Remedy(
-                    "Keep tensors in 16 bits",
-                    "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
-                    "half the memory traffic of passes that are in 32 bits now",
-                )
-                if casts >= self.least_told_casts_share
-                else None,
+                self._fusing(facts, claims, passes, cause, narrow),
+                _with_fused_operators(facts, members),
+                _IN_16_BITS if _casts_share(facts, members) >= self.least_told_casts_share else None,
             ),
         )
+
+    def _claimed_passes(self, facts: Facts, claims: Claims) -> _ClaimedPasses:
+        """The passes that the finding claims, by what they are for."""
+        program = facts.program
+        claimed = claims.of_work(self.id).to_numpy() > 0
+        casts = self._casts(facts)
+        made = casts | (self._copies(facts) == 1)
+        least = self._least_passes(facts)
+        chains = [chain for chain in program.runs(self._passes(facts), (claimed & ~made, 1)) if len(chain) >= least]
+        are_operands = _are_most(facts, claimed, made)
+        casts_ns = time_of(program, claimed & casts)
+        are_casts = are_operands and casts_ns >= time_of(program, claimed & ~casts)
+        return _ClaimedPasses(claimed, casts, made, chains, are_operands, are_casts)
+
+    def _main_cause(self, facts: Facts, claims: Claims, passes: _ClaimedPasses, narrow: _NarrowFirst | None) -> Cause:
+        """What takes more than half of the claimed time; norms that could be folded, or chains, if nothing does."""
+        return (
+            self._masks_as_cause(facts, passes)
+            or self._terms_as_cause(facts, passes)
+            or self._operands_as_cause(facts, passes)
+            or self._loss_as_cause(facts, claims, passes)
+            or self._norms_as_cause(facts)
+            or self._chains_as_cause(facts, passes, narrow)
+        )
+
+    def _masks_as_cause(self, facts: Facts, passes: _ClaimedPasses) -> Cause | None:
+        """Masks that each layer makes anew."""
+        masks = self._masks(facts)
+        if not _are_most(facts, passes.claimed, masks > 0):
+            return None
+        remedies = (_ONE_MASK, *passes.keeping_layout)
+        return Cause(self.masks_title, remedies, gain=facts.replayed(time=masks, calls=masks))
+
+    def _terms_as_cause(self, facts: Facts, passes: _ClaimedPasses) -> Cause | None:
+        """Terms of a product that go through memory."""
+        terms = self._terms(facts)
+        if not _are_most(facts, passes.claimed, terms > 0):
+            return None
+        return Cause(TERMS_TITLE, (ONE_PRODUCT,), gain=facts.replayed(time=terms))
+
+    def _operands_as_cause(self, facts: Facts, passes: _ClaimedPasses) -> Cause | None:
+        """Casts and copies of operands, whose remedies are those of `_of_operands`."""
+        if not passes.are_operands:
+            return None
+        title = self.casts_title if passes.are_casts else self.operands_title
+        return Cause(title, gain=self._gain_of_kept_operands(facts, passes.made))
+
+    def _loss_as_cause(self, facts: Facts, claims: Claims, passes: _ClaimedPasses) -> Cause | None:
+        """A loss of several passes. Small models over large vocabularies have such losses without a real fault."""
+        of_loss = self._losses(facts) > 0
+        if not _are_most(facts, passes.claimed, of_loss):
+            return None
+        gain = self._gain_of_fused_loss(facts, claims, of_loss)
+        return Cause(self.loss_title, _FUSED_LOSS, gain=gain, warning=facts.thresholds.unsure_warning_ceiling)
+
+    def _norms_as_cause(self, facts: Facts) -> Cause | None:
+        """Norms that convolutions could include, however much they take of the claimed time."""
+        if not self._folded(facts).any():
+            return None
+        return Cause(self.folded_title, (_FOLDED,), gain=self._gain_of_folding(facts))
+
+    def _chains_as_cause(self, facts: Facts, passes: _ClaimedPasses, narrow: _NarrowFirst | None) -> Cause:
+        """Chains of passes, or copies between products if there are no chains."""
+        gain = narrow.gain if narrow is not None else None
+        if not passes.chains:
+            return Cause(self.copies_title, passes.keeping_layout, gain=gain)
+        kinds = _kinds(facts, passes.members)
+        usual = self._chains_are_usual(facts, passes)
+        title = f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"
+        return Cause(title, gain=gain, informs=usual, by_fusing=narrow is None)
+
+    def _chains_are_usual(self, facts: Facts, passes: _ClaimedPasses) -> bool:
+        """Whether chains take no more than in healthy programs, and no other cause is there."""
+        found = (self._losses(facts), self._masks(facts), self._terms(facts))
+        others = passes.made.any() or any((share > 0).any() for share in found)
+        return self._share_of_limit(facts) < 1 and not others
+
+    def _narrow_before_fused(self, facts: Facts, claims: Claims, passes: _ClaimedPasses) -> _NarrowFirst | None:
+        """Gains of weights in 16 bits and of fusing, if the first is larger although casts are not the cause."""
+        causes = (self._losses(facts) > 0, self._terms(facts) > 0)
+        if not passes.casts.any() or passes.are_operands:
+            return None
+        if any(_are_most(facts, passes.claimed, cause) for cause in causes):
+            return None
+        narrow = self._gain_of_narrow_weights(facts)
+        fused = self._without(facts, claims)
+        if narrow is None or fused is None or narrow.expected <= fused.expected:
+            return None
+        return _NarrowFirst(narrow, fused)
+
+    def _removable_ns(self, facts: Facts) -> int:
+        """Time that remedies could remove: passes, branches that are merged into others, and reading of copies."""
+        program = facts.program
+        passes = program.passes | program.having("label", "device-to-device")
+        merged_ns = int(program.own_ns @ np.where(passes, 0.0, self._folded(facts)))
+        if self._copies(facts).any():
+            # A product that reads the operand directly, without a copy, may read far fewer bytes.
+            return int(0.95 * time_of(program, passes | program.products)) + merged_ns
+        # Passes that repeat the same computation can be made once: then none of them is left, nor the start latency
+        # before them.
+        starting = program.of_gaps(passes) * facts.causes["start-latency"].whole()
+        return time_of(program, passes) + int(starting.sum()) + merged_ns
+
+    def _fusing(
+        self,
+        facts: Facts,
+        claims: Claims,
+        passes: _ClaimedPasses,
+        cause: Cause,
+        narrow: _NarrowFirst | None,
+    ) -> Remedy:
+        """The remedy of a compiler, with the gain of the finding if it mends the main cause, else with its own."""
+        program = facts.program
+        remedy = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
+        convolutions_ns = time_of(program, program.labelled("convolution"))
+        if 2 * convolutions_ns > time_of(program, program.products):
+            remedy = replace(_COMPILED, how=_COMPILED_CONVOLUTIONS)
+        if cause.by_fusing:
+            return remedy
+        gain = narrow.fused if narrow is not None else self._gain_of_compiler(facts, claims, passes.made)
+        return bringing(remedy, gain, self.model)
+
+
+def _are_most(facts: Facts, claimed: Bools, which: Bools) -> bool:
+    """Whether these pieces take more than half of the claimed time."""
+    return time_of(facts.program, claimed & which) > time_of(facts.program, claimed) / 2
+
+
+def _casts_share(facts: Facts, members: Bools) -> float:
+    """Share of copies and casts, of the time of these pieces."""
+    program = facts.program
+    return time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
 
 
 _WIDE: Final = ("fp32", "tf32", "fp64")
@@ -596,6 +707,13 @@ _FUSED_OPERATORS: Final = (
     (r"(?i)cos_|sin_|neg_|CatArray", "# liger-kernel or flash-attn for rotary embeddings"),
 )
 
+#: For passes in 32 bits.
+_IN_16_BITS: Final = Remedy(
+    "Keep tensors in 16 bits",
+    "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
+    "half the memory traffic of passes that are in 32 bits now",
+)
+
 #: Share of the chains' time from which on a fused operator is worth a line.
 _LEAST_TOLD_SHARE: Final = 0.05
 
@@ -610,20 +728,23 @@ _KINDS: Final = (
 )
 
 
-def _fused_operator(facts: Facts, members: Bools) -> str:
-    """Code with the fused operators for what these kernels compute; empty if there are none."""
-    program, kernels = facts.program, np.flatnonzero(members & facts.program.is_kernel)
+def _with_fused_operators(facts: Facts, members: Bools) -> Remedy | None:
+    """The remedy with the fused operators for what these kernels compute; None if there are none."""
+    program = facts.program
+    kernels = np.flatnonzero(members & program.is_kernel)
     spent = np.bincount(program.name_codes[kernels], program.own_ns[kernels], len(program.full_names()))
     least = _LEAST_TOLD_SHARE * spent.sum()
     held = [(name, time) for name, time in zip(program.full_names(), spent, strict=True) if time]
     of_each = ((code, sum(time for name, time in held if re.search(kind, name))) for kind, code in _FUSED_OPERATORS)
-    return "\n".join(code for code, time in of_each if time > least)
+    operators = "\n".join(code for code, time in of_each if time > least)
+    return Remedy("Use the fused operator where there is one", operators, "one pass for each") if operators else None
 
 
 def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:
     """Text naming the kinds of kernels, and of copies on the GPU, with most of the time of these pieces."""
     program = facts.program
-    kernels, copies = members & program.is_kernel, members & ~program.is_kernel
+    kernels = members & program.is_kernel
+    copies = members & ~program.is_kernel
     names = facts.timeline.trace.kernels["full_name"].gather(facts.work["row"].filter(pl.Series(kernels)))
     frame = pl.DataFrame({"name": names.cast(pl.String), "time": program.own_ns[kernels]})
     kind = pl.lit("Elementwise operations")
