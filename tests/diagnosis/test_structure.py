@@ -1136,18 +1136,22 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sen
         assert 8 < finding.expected <= 16
 
 
-@pytest.mark.parametrize(("joined", "drawn"), [(False, False), (True, False), (True, True)])
-def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool, drawn: bool) -> None:
+@pytest.mark.parametrize(
+    ("joined", "drawn", "cached"),
+    [(False, False, False), (True, False, False), (True, True, False), (True, False, True)],
+)
+def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool, drawn: bool, cached: bool) -> None:
     """Without that, a pass may need the result of the one before it, as tokens and the times of a sampler do.
 
-    So does a pass that draws what the next one starts from, as a rollout does.
+    So does a pass that draws what the next one starts from, as a rollout does, or that chooses a token and writes rows
+    into the cache that it attends to.
     """
 
     def step(machine: Machine) -> None:
         for _ in range(8):
             machine.launch(3 * US, PICK, grid=(3, 1, 1))
             for _ in range(6):
-                for place, name in enumerate((BF16_GEMM, GELU, FLASH, LAYER_NORM)):
+                for place, name in enumerate((BF16_GEMM, INDEX_COPY if cached else GELU, FLASH, LAYER_NORM)):
                     machine.launch(3 * US, name, grid=(2 + place, 1, 1))
             machine.launch(3 * US, DRAWING if drawn else SOFTMAX, grid=(5, 1, 1))
             machine.launch(3 * US, ARGMAX, grid=(5, 1, 1))
@@ -1155,7 +1159,7 @@ def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool, 
             machine.launch(3 * US, CAT, grid=(6, 1, 1))
 
     finding = verdict(step).finding("launch-overhead")
-    batch = joined and not drawn
+    batch = joined and not drawn and not cached
     assert finding.evidence.get("passes_per_step") == (8 if batch else None)
     assert finding.remedies[0].action.startswith("Run the passes" if batch else "Replay the step")
     if batch:

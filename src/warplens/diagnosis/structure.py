@@ -245,8 +245,10 @@ def _joined_passes(facts: Facts) -> Passes | None:
     program = facts.program
     joining = program.marked("concatenation")
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
-    # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does.
+    # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does. So
+    # does one that attends, writes rows into its cache and chooses the likeliest token.
     draws, chooses = program.labelled("random"), program.marked("searching")
+    attends, writes = program.labelled("attention"), program.marked("adding-rows")
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
         rows = step[places]
@@ -259,8 +261,9 @@ def _joined_passes(facts: Facts) -> Passes | None:
             return None
         one_pass, end = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
         joined = joining[end] & ~np.isin(program.launched_as(end), codes[begin : begin + period])
-        is_drawn = draws[one_pass].any() and chooses[one_pass].any()
-        if stop - begin < _PASSES_SHARE * stop or not joined.any() or is_drawn:
+        from_cache = attends[one_pass].any() and writes[one_pass].any()
+        is_chosen = chooses[one_pass].any() and (draws[one_pass].any() or from_cache)
+        if stop - begin < _PASSES_SHARE * stop or not joined.any() or is_chosen:
             return None
         inside[step[places[begin] : places[stop - 1] + 1]] = True  # with fills and copies between the kernels
         counts.append(repeats)
