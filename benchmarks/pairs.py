@@ -51,6 +51,7 @@ HALVES = (
     "thirty_third",
     "thirty_fourth",
     "thirty_fifth",
+    "thirty_sixth",
 )
 SOURCES = ("nsys", "torch")
 
