@@ -366,20 +366,28 @@ def test_ranks_that_are_late_together_are_named_together(
     assert finding.bound >= finding.expected
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_equal_ranks_with_steps_of_random_lengths_are_not_late_together(seed: int) -> None:
+SLOW = (2, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("slow", [1.0, 2.0], ids=["equal", "two slow"])
+def test_equal_ranks_with_steps_of_random_lengths_are_not_late_together(seed: int, slow: float) -> None:
     random = np.random.default_rng(seed)
 
     def step(fleet: Fleet) -> None:
         for _ in range(4):
-            for machine in fleet.machines:
-                machine.launch(round(500 * random.lognormal(0, 0.2)) * US)
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch(round(500 * random.lognormal(0, 0.2) * (slow if rank in SLOW else 1)) * US)
             fleet.meet(100 * US)
         for machine in fleet.machines:
             machine.wait()
 
-    run = run_of_files(Fleet(8).run(step).files())
-    assert len(stragglers(run.result.waits, run.result.balance)) <= 1
+    fleet = Fleet(8).run(step)
+    run = run_of_files(fleet.files())
+    late = stragglers(run.result.waits, run.result.balance)
+    assert tuple(sorted(late)) == (SLOW if slow > 1 else late[:1])
+    finding = found_across(Straggler(), fleet)
+    assert (finding is not None and finding.confidence == "high") == (slow > 1)
 
 
 def gradients(fleet: Fleet, count: int, each_us: int = 12, between: str = ADD) -> None:

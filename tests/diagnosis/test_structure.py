@@ -184,15 +184,16 @@ def test_products_of_few_rows_have_narrow_tiles_and_not_few_stages(sizes: str, r
 
 
 @pytest.mark.parametrize(
-    ("second", "convolution", "raised"),
+    ("second", "convolution", "others", "raised"),
     [
-        (FULL_GRID, CONVOLUTION, True),
-        ((2112, 1, 1), CONVOLUTION, False),  # of another size
-        (FULL_GRID, CONVOLUTION.replace("fprop", "dgrad"), False),  # of a gradient and of an input
+        (FULL_GRID, CONVOLUTION, 0, True),
+        ((2112, 1, 1), CONVOLUTION, 0, False),  # of another size
+        (FULL_GRID, CONVOLUTION.replace("fprop", "dgrad"), 0, False),  # of a gradient and of an input
+        (FULL_GRID, CONVOLUTION, 1, False),  # a shuffle of channels or pixels
     ],
 )
 def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
-    second: tuple[int, int, int], convolution: str, raised: bool
+    second: tuple[int, int, int], convolution: str, others: int, raised: bool
 ) -> None:
     """Two equal copies before a convolution in channels last; others are copies of two tensors."""
 
@@ -201,10 +202,13 @@ def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
             machine.launch(80 * US, DIRECT_COPY)
             machine.launch(70 * US, DIRECT_COPY, grid=second)
             machine.launch(100 * US, convolution)
+            machine.launch(100 * US, ADD, times=others)
+            machine.launch(100 * US, convolution, times=others)
 
     finding = verdict(step).finding("memory-format")
     assert (finding is not None) == raised
     if finding is not None:
+        assert finding.confidence == "medium"
         assert finding.evidence["conversions_per_step"] == 16
         assert finding.expected == pytest.approx(250 / 100, rel=0.05)
         assert "channels_last)" not in finding.remedies[0].how, "the model is in channels last already"
@@ -1289,6 +1293,7 @@ ENLARGE = "void at::native::upsample_bilinear2d_nhwc_out_frame<float, float>(flo
         (32, (), True),
         (256, (), False),  # as many channels
         (32, (("aten::relu_", [[2, 256, 128, 128]], GELU, 5),), False),  # not linear
+        (32, (("aten::cat", [[[2, 256, 128, 128], [2, 64, 128, 128]], []], CAT, 5),), False),  # read whole
     ],
 )
 def test_maps_are_enlarged_before_a_convolution_that_leaves_few_of_their_channels(

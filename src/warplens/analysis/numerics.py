@@ -164,7 +164,8 @@ def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
         half, shift = np.uint64(0x7FFF), np.uint64(16)
         bits, width = (bits + half + ((bits >> shift) & np.uint64(1))) >> shift, 16  # round to nearest, ties to even
     else:
-        rounded = values.astype(dtype)
+        with np.errstate(over="ignore"):  # values beyond the narrower format of the two are its infinity
+            rounded = values.astype(dtype)
         width = rounded.dtype.itemsize * 8
         bits = rounded.view(f"u{rounded.dtype.itemsize}").astype(np.uint64)
     middle = np.uint64(1 << (width - 1))

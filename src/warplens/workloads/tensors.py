@@ -73,8 +73,10 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor | None]]:
 
 
 def _format(dtype: str) -> str | None:
-    """The key of `FORMATS` for a type of NumPy or PyTorch; None for all others, such as complex numbers."""
-    return "int64" if dtype == "bool" or dtype.lstrip("u").startswith("int") else dtype if dtype in FORMATS else None
+    """The key of `FORMATS` for a type of NumPy or PyTorch; None for all others, such as complex numbers and uint64."""
+    if dtype == "bool" or (dtype != "uint64" and dtype.lstrip("u").startswith("int")):
+        return "int64"
+    return dtype if dtype in FORMATS else None
 
 
 def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor | None]]:

@@ -86,6 +86,8 @@ def largest_tensor(shapes: str | None) -> int:
     return max((math.prod(shape) for shape in tensors_of(shapes)), default=0)
 
 
+#: Sizes of a tensor in a text of shapes.
+_SIZES: Final = re.compile(r"\[(\d[\d, ]*)\]")
 #: Operations that read an element at a place given by an index, those that read a part of a tensor, and those that read
 #: several elements for one.
 _GATHERING: Final = re.compile(r"(?<!unsafe_)index(?!_put)|gather|embedding|nll_loss")
@@ -168,6 +170,11 @@ def tensors_of(shapes: str | None) -> list[tuple[int, ...]]:
     """Shapes of the inputs that are tensors; lists of tensors are left out."""
     items: list[Any] = json.loads(shapes) if shapes else []
     return [tuple(item) for item in items if isinstance(item, list) and item and all(isinstance(s, int) for s in item)]
+
+
+def tensors_with_lists(shapes: str) -> list[tuple[int, ...]]:
+    """Shapes of the inputs that are tensors, and of those in lists of tensors."""
+    return [tuple(int(size) for size in sizes.split(",")) for sizes in _SIZES.findall(shapes)]
 
 
 def misaligned(

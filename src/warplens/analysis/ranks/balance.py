@@ -307,9 +307,10 @@ def waits(
 #: A rank is the straggler if it causes this many times its even share of all delay (of two ranks: three quarters), and
 #: arrives last more often than its even share.
 _STANDS_OUT: Final = 2.0
-#: Several ranks are late together if in this share of collectives all of them arrive after all others, and if the time
-#: between is this share of that from the first arrival to the last. By chance, both are far smaller.
+#: Several ranks are late together if in this share of collectives all of them arrive after all others, which chance
+#: hardly does, and if the time between is that share of the time from the first arrival to the last: more than jitter.
 _TOGETHER: Final = 0.5
+_OF_SPREAD: Final = 0.25
 #: Least mean waiting of the others for them alone, with nothing to compute, of the rest of their time. Less is chance.
 _LEAST_HELD: Final = 0.02
 
@@ -346,7 +347,7 @@ def _are_apart(waits: Waits, late: Sequence[int]) -> bool:
     )
     arrivals = arrivals.drop_nulls("gap")
     often = (arrivals["gap"] > waits.tolerance_ns).sum() >= _TOGETHER * arrivals.height
-    return often and int(arrivals["gap"].sum()) >= _TOGETHER * int(arrivals["spread"].sum())
+    return often and int(arrivals["gap"].sum()) >= _OF_SPREAD * int(arrivals["spread"].sum())
 
 
 def _latest_alone(waits: Waits) -> tuple[int, ...]:

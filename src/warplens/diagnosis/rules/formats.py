@@ -307,6 +307,10 @@ class MemoryFormat(StructureRule):
         "convert its input.",
     }
     least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
+    least_copied_share = Limit(
+        0.75,
+        "Of convolutions, without recorded shapes: pixels and channels are shuffled before one in two at most.",
+    )
     norm_saved_share = Limit(
         0.65,
         "Channels-first batch norms run one block per channel; channels-last ones reach three times the bandwidth.",
@@ -338,7 +342,8 @@ class MemoryFormat(StructureRule):
         """Two equal strided copies right before a channels-last convolution: to channels first, and back.
 
         PyTorch copies the input of such a convolution to channels last if it is not. Where shapes are recorded, both
-        copies have that of the input.
+        copies have that of the input. Without them, a shuffle of channels or pixels looks the same, but comes before
+        few convolutions.
         """
         program = facts.program
         found = np.zeros(facts.work.height, dtype=np.bool_)
@@ -354,6 +359,8 @@ class MemoryFormat(StructureRule):
             texts = (program.shapes().gather(rows[first + after]).to_list() for after in range(3))
             shapes = ({first_shape(text) for text in of_input} for of_input in zip(*texts, strict=True))
             first = first[[len(each - {()}) <= 1 for each in shapes]]
+        elif len(first) < self.least_copied_share * int(reading.sum()):
+            return found
         found[rows[np.r_[first, first + 1]]] = True
         return found
 
@@ -398,7 +405,7 @@ class MemoryFormat(StructureRule):
             title=self.back_title
             if in_last
             else {1: self.sequences_title, 3: self.volumes_title}.get(dimensions or 2, ""),
-            confidence="high",
+            confidence="medium" if in_last and not facts.timeline.has_operators else "high",
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,
                 "conversions_share": time_of(program, conversions) / facts.wall_ns,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
+from warplens.analysis.headroom.shapes import tensors_with_lists
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
@@ -158,7 +158,11 @@ def _adds_tokens(program: Program, passes: Int64s) -> bool:
     """
     growths = len(passes) - 1
     ends = (program.shapes().gather(passes[place]).to_list() for place in (0, -1))
-    shapes = [(_tensors(first), _tensors(last)) for first, last in zip(*ends, strict=True) if first and last]
+    shapes = [
+        (tensors_with_lists(first), tensors_with_lists(last))
+        for first, last in zip(*ends, strict=True)
+        if first and last
+    ]
     if shapes:
         return any(
             1 <= (longer - shorter) / growths <= _MOST_TOKENS
@@ -169,11 +173,6 @@ def _adds_tokens(program: Program, passes: Int64s) -> bool:
     norms = passes[:, program.labelled("normalization")[passes[0]]]
     rows = (program.blocks(norms[-1]) - program.blocks(norms[0])) / growths
     return not (rows > 0).any() or bool(rows[rows > 0].min() <= _MOST_TEXTS)
-
-
-def _tensors(shapes: str) -> list[list[int]]:
-    """The sizes of each tensor in a text of `Program.shapes`, those of lists included."""
-    return [[int(size) for size in sizes.split(",")] for sizes in re.findall(r"\[(\d[\d, ]*)\]", shapes)]
 
 
 def _token_shares(grids: Float64s) -> Float64s | None:

@@ -442,6 +442,7 @@ def _passes(facts: Facts) -> list[_Pass]:
     ended = np.r_[optimizing["end_ns"].to_numpy(), 0]  # the last for those before any pass
     by_hand = updates.filter(begins > ended[last])
     blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
+    multiplied = main.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].to_numpy()
     passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         following = _following(optimizer_starts, int(starts[first]), starts[edges[:-1]])
@@ -477,7 +478,7 @@ def _passes(facts: Facts) -> list[_Pass]:
                 unused,
                 added[first:stop],
                 optimizing.is_empty(),
-                _is_read(main, int(ends[stop - 1]), shapes_of_pass[-1]),
+                _is_read(main, multiplied, int(ends[stop - 1]), shapes_of_pass[-1]),
             )
         )
     return passes
@@ -554,11 +555,20 @@ def _read_after(main: pl.DataFrame, end: int, handed: Sequence[tuple[int, ...]])
     return read if following.height <= _MOST_READING else set()
 
 
-def _is_read(main: pl.DataFrame, end: int, shape: tuple[int, ...]) -> bool:
-    """Whether the program computes with a tensor of this shape after a backward pass, before its next forward pass."""
-    after = main.filter(pl.col("start_ns") >= end)
-    forward = after.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].min()
-    before = after.filter(pl.col("start_ns") < forward) if forward is not None else after
+def _is_read(main: pl.DataFrame, multiplied: Int64s, end: int, shape: tuple[int, ...]) -> bool:
+    """Whether the program computes with a tensor of this shape after a backward pass, before its next forward pass.
+
+    Args:
+        main: operators of the thread that calls autograd, in order of their starts.
+        multiplied: the starts of the products among them.
+        end: of the backward pass.
+        shape: of the tensor.
+    """
+    starts = main["start_ns"].to_numpy()
+    forward = int(np.searchsorted(multiplied, end))
+    first = int(np.searchsorted(starts, end))
+    stop = int(np.searchsorted(starts, multiplied[forward])) if forward < len(multiplied) else len(starts)
+    before = main[first:stop]
     reading = before.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
     return bool(reading.str.contains(json.dumps(list(shape)), literal=True).any())
 

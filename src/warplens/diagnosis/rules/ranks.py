@@ -367,7 +367,7 @@ class Straggler(RanksRule):
     raised_when = (
         "one rank arrives last more often than its share and alone causes twice its share of all delay (of two "
         "ranks, three quarters); or some ranks, at most half, arrive after all others in half of the collectives, by "
-        "half of the time between the first and the last arrival; and the waiting of the others costs 2 %"
+        "a quarter of the time between the first and the last arrival; and the waiting of the others costs 2 %"
     )
     claimed = "the time for which each other rank waits in collectives for the late ones"
     beside = "the late rank's excess and transfers that queue behind it"
