@@ -13,7 +13,6 @@ LARGE = {
     "compare.decisions:_doubts": 23,
     "diagnosis.across:diagnose_run": 22,
     "diagnosis.picking:_Search.multiplied": 23,
-    "diagnosis.rule:Rule.raised": 34,
     "diagnosis.rules.communication:ExposedCommunication._remedies": 22,
     "diagnosis.rules.communication:ExposedCommunication.find": 23,
     "diagnosis.rules.copies:BlockingCopy.find": 49,
