@@ -18,7 +18,6 @@ LARGE = {
     "diagnosis.rules.copies:BlockingCopy.find": 49,
     "diagnosis.rules.gradients:UnusedGradients._unused": 22,
     "diagnosis.rules.launches:LaunchOverhead.find": 66,
-    "diagnosis.rules.precision:Precision.find": 33,
     "diagnosis.rules.stalls:HostStall.find": 47,
     "readers.published:_record": 24,
     "studies.grid.gputime:attention_row": 21,
