@@ -9,7 +9,7 @@ headline, the documentation and the tests read these objects. To add a finding, 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
 
@@ -259,53 +259,19 @@ class Rule:
             busy_ns: GPU work in the claimed time, if `replayed` is given.
             claims: given if the first remedy removes exactly the claimed work, whose removal is then replayed.
         """
-        limits = facts.thresholds
-        saved = claimed_ns * (1 - kept)
-        model = self._without(facts, claims) if claims is not None and replayed is None else replayed
-        gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
-        if model is not None and replayed is None:
-            # If pauses are claimed, replay and claim model the host differently, and neither is better in general.
-            other = model.expected if on_gpu else gain
-            model = replace(model, low=min(model.low, other), high=max(model.high, other))
-            gain = math.sqrt(model.expected * other)
-        # A replayed gain of a cause that hardly shows has another reason, such as a second thread.
-        if replayed is not None and bound_of(facts, claimed_ns, issuing_ns) >= limits.raise_ceiling:
-            # Pauses that no host could avoid stay.
-            avoidable = facts.own_idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
-            most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
-            gain = min(replayed.expected, most)
-            at_least = max(at_least, min(replayed.high, most))
-        # Behind a host that sets the pace, GPU time hardly shows in the step; behind a faster one it does.
-        shows_behind_host = (
-            on_gpu
-            and facts.busy_share >= _SEEN_BEHIND_HOST
-            and ceiling(facts.busy_ns, saved) >= limits.warning_ceiling
-            and (gain if model is None else model.high) >= limits.raise_ceiling
-        )
-        if gain < limits.raise_ceiling and not shows_behind_host:
+        cost = _Cost(claimed_ns, issuing_ns, kept, bound_ns or 0, on_gpu)
+        if replayed is not None:
+            estimate = _estimate_by_replay(facts, cost, replayed, busy_ns)
+        else:
+            estimate = _estimate_by_claim(facts, cost, self._without(facts, claims) if claims is not None else None)
+        if estimate.gain < facts.thresholds.raise_ceiling and not _shows_behind_host(facts, cost, estimate):
             return None
-        bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
-        if on_gpu:
-            bound = max(bound, bound_of(facts, bound_ns or 0))
-        if replayed is not None or not on_gpu:
-            bound = max(bound, _longer_idle(facts, max(claimed_ns, bound_ns or 0)))
-        bound = max(bound, at_least)
-        gain = min(gain, MANY)
-        span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
-        # Gains of less host work are less certain than those of less GPU work.
-        of_claim = saved / max(facts.unprofiled_ns(), 1) if on_gpu else None
-        work_share = of_claim if model is None else model.work_share
-        basis = Basis(self.model if on_gpu else "host", *span, work_share)
+        bound = max(_bound(facts, cost, is_replayed=replayed is not None), estimate.gain, estimate.at_least, at_least)
         bounded = bound if bound_known and bound < MANY else None
-        interval = interval_of(basis, bounded)
-        least = max(limits.warning_ceiling, warning or 0.0)
-        severity: Severity = "info"
-        if not informs and gain >= least:
-            # Host behaviour in a single step may be exceptional; GPU work is the same in all steps. Inferred steps,
-            # which may be parts of a step, are never sure enough for `critical`.
-            sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
-            severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
-        gains = gain, interval, bounded
+        gain = min(estimate.gain, MANY)
+        basis = estimate.basis(self.model if on_gpu else "host")
+        gains = gain, interval_of(basis, bounded), bounded
+        severity: Severity = "info" if informs else _severity(facts, gain, warning or 0.0, on_gpu=on_gpu)
         if any(note.code == "shared-gpu" for note in facts.notes) and facts.pace is None:
             confidence = "low"  # nothing is replayed, and the times include those of other processes
         shown = self._with_busy_share(facts, evidence)
@@ -365,6 +331,108 @@ class Rule:
         """A finding that only informs; `gain` is its bound. Other arguments as in `raised`."""
         shown = self._with_busy_share(facts, evidence)
         return self.found(title, "info", confidence, (None, None, gain), shown, where, tuple(filter(None, remedies)))
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """The time that a cause claims, with the meaning of the arguments of `Rule.raised`."""
+
+    claimed_ns: int
+    issuing_ns: int
+    kept: float
+    bound_ns: int
+    on_gpu: bool
+
+    @property
+    def saved_ns(self) -> float:
+        """The part of it that the first remedy saves."""
+        return self.claimed_ns * (1 - self.kept)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """The gain of the first remedy, and how it was found."""
+
+    gain: float
+    replayed: Gain | None  #: a replay that it rests on; None if it follows from the claim alone
+    work_share: float | None  #: as in `Basis`
+    at_least: float = 1.0  #: a gain that the bound is not below
+
+    def basis(self, model: Model) -> Basis:
+        """The basis of the gain, by this kind of model."""
+        gain = min(self.gain, MANY)
+        if self.replayed is None:
+            return Basis(model, gain, gain, self.work_share)
+        return Basis(model, min(self.replayed.low, gain), max(self.replayed.high, gain), self.work_share)
+
+
+def _estimate_by_claim(facts: Facts, cost: _Cost, without: Gain | None) -> _Estimate:
+    """The gain if the saved time goes away.
+
+    Args:
+        without: replayed gain without the claimed work, if there is one.
+    """
+    issuing_ns = int(cost.issuing_ns * (1 - cost.kept))
+    gain = gain_of(facts, int(cost.saved_ns), on_gpu=cost.on_gpu, issuing_ns=issuing_ns)
+    if without is None:
+        # Gains of less host work are less certain than those of less GPU work.
+        share = cost.saved_ns / max(facts.unprofiled_ns(), 1) if cost.on_gpu else None
+        return _Estimate(gain, None, share)
+    # If pauses are claimed, replay and claim model the host differently, and neither is better in general.
+    other = without.expected if cost.on_gpu else gain
+    without = replace(without, low=min(without.low, other), high=max(without.high, other))
+    return _Estimate(math.sqrt(without.expected * other), without, without.work_share)
+
+
+def _estimate_by_replay(facts: Facts, cost: _Cost, replayed: Gain, busy_ns: int) -> _Estimate:
+    """The replayed gain of the first remedy, without pauses that no host could avoid.
+
+    If the cause hardly shows in the time, that gain has another reason, such as a second thread: then the claim counts.
+    """
+    if bound_of(facts, cost.claimed_ns, cost.issuing_ns) < facts.thresholds.raise_ceiling:
+        by_claim = _estimate_by_claim(facts, cost, None)
+        return replace(by_claim, replayed=replayed, work_share=replayed.work_share)
+    avoidable = facts.own_idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
+    most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
+    return _Estimate(min(replayed.expected, most), replayed, replayed.work_share, at_least=min(replayed.high, most))
+
+
+def _shows_behind_host(facts: Facts, cost: _Cost, estimate: _Estimate) -> bool:
+    """Whether a cause on the GPU is told although its gain is small: behind a faster host it would show."""
+    high = estimate.gain if estimate.replayed is None else estimate.replayed.high
+    return (
+        cost.on_gpu
+        and facts.busy_share >= _SEEN_BEHIND_HOST
+        and ceiling(facts.busy_ns, cost.saved_ns) >= facts.thresholds.warning_ceiling
+        and high >= facts.thresholds.raise_ceiling
+    )
+
+
+def _bound(facts: Facts, cost: _Cost, *, is_replayed: bool) -> float:
+    """Speed-up without all of the cause, by the physics of the same mathematics."""
+    bound = max(bound_of(facts, cost.claimed_ns, cost.issuing_ns), ceiling(facts.wall_ns, cost.bound_ns))
+    if cost.on_gpu:
+        bound = max(bound, bound_of(facts, cost.bound_ns))
+    if is_replayed or not cost.on_gpu:
+        bound = max(bound, _longer_idle(facts, max(cost.claimed_ns, cost.bound_ns)))
+    return bound
+
+
+def _severity(facts: Facts, gain: float, warning: float, *, on_gpu: bool) -> Severity:
+    """The severity of a finding with this gain.
+
+    Args:
+        warning: least gain of a warning, if larger than `warning_ceiling`.
+        on_gpu: whether only GPU work makes it, which is the same in all steps. Host behaviour in a single step may be
+            exceptional.
+    """
+    limits = facts.thresholds
+    least = max(limits.warning_ceiling, warning)
+    if gain < least:
+        return "info"
+    # Inferred steps, which may be parts of a step, are never sure enough for `critical`.
+    is_sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
+    return "critical" if gain >= max(limits.critical_ceiling, least) and is_sure else "warning"
 
 
 def interval_of(basis: Basis, bound: float | None) -> tuple[float, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache
 from typing import Final
 
@@ -16,13 +17,13 @@ from warplens.analysis.frames import forget
 from warplens.analysis.headroom import Headroom
 from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.hostpace import HostCalls
-from warplens.analysis.prediction import predictions
+from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import PHASES, Window
 from warplens.diagnosis.claims import Claims, divide
-from warplens.diagnosis.evidence import counted
+from warplens.diagnosis.evidence import Counted, counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
     CONFIDENCES,
@@ -39,10 +40,17 @@ from warplens.diagnosis.findings import (
 from warplens.diagnosis.fitting import fitting, framework_doubt
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
-from warplens.diagnosis.rule import first_of, weight
+from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.stalls import HostStall
-from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
+from warplens.diagnosis.rules.whole import (
+    BelowRoof,
+    IncompleteProfile,
+    Missing,
+    Saturated,
+    is_known,
+    unexplained_idle_ns,
+)
 from warplens.diagnosis.structure import StructureRule
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import WhatIfs, what_ifs
@@ -59,7 +67,7 @@ _BELOW_ROOF: Final = BelowRoof()
 
 def headline(
     facts: Facts,
-    verdict: Finding,
+    first: FirstToMend,
     claims: Claims,
     others: Sequence[Finding] = (),
     what_if: WhatIfs | None = None,
@@ -72,9 +80,10 @@ def headline(
     steps = facts.timeline.steps
     left_out = (steps.interruptions, *steps.pauses) if facts.window.kind == "steady" else ()
     told = (part.told for part in left_out if part is not None)
+    verdict = first.finding
     together = small_gains_together(verdict, what_if, facts.thresholds)
     is_little = not together and _is_little(verdict, facts.thresholds)
-    return " ".join([_limit(facts, verdict, claims, is_little) + _precedes(verdict, others) + together, *told])
+    return " ".join([_limit(facts, verdict, claims, is_little) + _precedes(first, others) + together, *told])
 
 
 def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds = DEFAULTS) -> str:
@@ -102,25 +111,40 @@ def _is_little(verdict: Finding, limits: Thresholds) -> bool:
     return verdict.severity == "info" and weight(verdict) < limits.warning_ceiling and most < limits.critical_ceiling
 
 
-def _precedes(verdict: Finding, others: Sequence[Finding]) -> str:
+class _Precedence(Enum):
+    """Why a finding is to mend before one with a larger gain."""
+
+    NEEDLESS = "work that is not needed need not get faster"
+    MORE_WORK = "that gain needs more work per step"
+    WAITS = "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"
+    MAKES_LAUNCHES = "a step without it launches less, and a CUDA graph can then capture it"
+    LATE_HOST = "it makes the host late in a way that faster launches do not mend"
+    SAME_WORK = "its remedies are for most of the same work"
+
+
+@dataclass(frozen=True)
+class FirstToMend:
+    """The finding to mend first, and why it precedes those with a larger gain, if there are any."""
+
+    finding: Finding
+    precedence: _Precedence = _Precedence.SAME_WORK
+
+    def before(self, larger: Finding) -> _Precedence:
+        """Why it precedes this one. Only needless work does so for a stronger reason than other work per step."""
+        needs_more_work = larger.is_throughput and not self.finding.is_throughput
+        if needs_more_work and self.precedence is not _Precedence.NEEDLESS:
+            return _Precedence.MORE_WORK
+        return self.precedence
+
+
+def _precedes(first: FirstToMend, others: Sequence[Finding]) -> str:
     """Why the verdict comes before a finding with a clearly larger gain, with a space before it; empty without one."""
+    verdict = first.finding
     costly = (finding for finding in others if finding.severity != "info" and not _describes(finding))
     larger = max(costly, key=weight, default=None)
     if larger is None or _describes(verdict) or weight(verdict) - 1 >= _AS_MUCH * (weight(larger) - 1):
         return ""
-    cause = rule(verdict.id)
-    reason = first_of(
-        (cause.needless(verdict), "work that is not needed need not get faster"),
-        (larger.is_throughput and not verdict.is_throughput, "that gain needs more work per step"),
-        (verdict.id == "host-sync", "a host that waits cannot get ahead of the GPU, and no CUDA graph captures a wait"),
-        (cause.makes_launches(verdict), "a step without it launches less, and a CUDA graph can then capture it"),
-        (
-            larger.id in ("launch-overhead", "host-stall"),
-            "it makes the host late in a way that faster launches do not mend",
-        ),
-        default="its remedies are for most of the same work",
-    )
-    return f" It comes before {larger.id} ({gain_text(larger)}): {reason}."
+    return f" It comes before {larger.id} ({gain_text(larger)}): {first.before(larger).value}."
 
 
 #: Behind a gain of more work at a time that is no warning.
@@ -135,7 +159,8 @@ def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> s
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
         if behind > share:  # the share that the profile shows would not explain the gain
             text += f", and by a model another {percent(behind)} in launches that it delays"
-        text += _difference(facts, verdict, claims, share, behind if behind > share else 0.0)
+        if (saving := _difference(facts, verdict, claims, share, behind if behind > share else 0.0)) is not None:
+            text += f"; {saving.clause}"
         if is_little:
             text = f"Little to gain; {text[:1].lower()}{text[1:]}"
         may_be_well = _MAY_BE_WELL if verdict.is_throughput and verdict.severity == "info" and not is_little else ""
@@ -186,9 +211,6 @@ _BELOW_SHARE: Final = 1.1
 #: Part of the GPU work of a cause from which on a remedy is said to remove it.
 _NEARLY_ALL: Final = 0.9
 
-#: Begin of the reason why a remedy saves more than the time of its cause.
-_AS_IT_ALSO: Final = ", as it also removes "
-
 #: What programs are called in commands, and what they are called unless they train.
 _NOT_TRAINING: Final = ("python train.py", "python program.py")
 
@@ -209,8 +231,33 @@ def is_of_profiler(share: float | None, without_profiler: float | None, expected
     return is_below and 1 - without_profiler > _EXCEEDS_SHARE * (1 - share)
 
 
-def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, modelled: float) -> str:
-    """A clause that says why the gain is not that of the share; empty if it is.
+@dataclass(frozen=True)
+class _Saving:
+    """What a remedy saves, if that is not the time of its cause, and why."""
+
+    remedy: str  #: what the text calls it
+    share: float  #: saved share of the time without the profiler
+    time: str  #: what it is a share of, in words
+    also_removed: str = ""  #: what it removes beside the time of the cause, in words
+    left: str = ""  #: why it saves less than the time of the cause
+    is_by_profiler: bool = False  #: whether the shares only differ because the profiler added other time
+
+    @property
+    def told(self) -> str:
+        """What it saves and why, without its name."""
+        saved = f"saves {percent(self.share)} of {self.time} without the profiler"
+        return f"{saved}, as it also removes {self.also_removed}" if self.also_removed else f"{saved}, and {self.left}"
+
+    @property
+    def clause(self) -> str:
+        """A part of a sentence with all of it."""
+        if self.is_by_profiler:
+            return f"without the profiler {self.time} is shorter, and {self.remedy} saves {percent(self.share)} of it"
+        return f"{self.remedy} {self.told}"
+
+
+def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, modelled: float) -> _Saving | None:
+    """What the remedy saves, if that is not the share of the cause.
 
     A remedy may save more than the time of its cause: other GPU work, or pauses that a host with less to do does not
     make. It may save less: it leaves a part, or the host sets the pace then. Both are without the profiler, whose time
@@ -222,23 +269,29 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
     """
     expected, own = verdict.expected, unprofiled_share(facts, verdict, claims)
     if expected is None or own is None or is_of_profiler(share, own, expected):
-        return ""
-    saved, left = 1 - 1 / expected, 1 / expected
-    whole = f" of the time{' per unit of work' if verdict.is_throughput else ''} without the profiler"
-    remedy = "the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy"
+        return None
+    left = 1 / expected
+    saving = _Saving(
+        remedy="the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy",
+        share=1 - left,
+        time="the time per unit of work" if verdict.is_throughput else "the time",
+    )
     if left > _BELOW_SHARE * (1 - share):
-        busy, removed = claims.busy_ns(verdict.id), verdict.basis.work_share if verdict.basis is not None else None
-        is_gone = busy > 0 and (removed or 0.0) * facts.unprofiled_ns() >= _NEARLY_ALL * busy
-        paced = is_gone and facts.unprofiled_host_ns > facts.busy_ns - busy
-        rest = "then the host sets the pace" if paced else "the rest stays"
-        return f"; {remedy} saves {percent(saved)}{whole}, and {rest}"
+        paced = _paces_after(facts, verdict, claims)
+        return replace(saving, left="then the host sets the pace" if paced else "the rest stays")
     if _EXCEEDS_SHARE * left >= 1 - share - modelled:
-        return ""
-    reason = _AS_IT_ALSO + _also_removed(facts, verdict, claims, saved, own)
+        return None
     if modelled == 0 and _EXCEEDS_SHARE * left >= 1 - own:
-        whole = f"the time{' per unit of work' if verdict.is_throughput else ''}"
-        return f"; without the profiler {whole} is shorter, and {remedy} saves {percent(saved)} of it"
-    return f"; {remedy} saves {percent(saved)}{whole}{reason}"
+        return replace(saving, is_by_profiler=True)
+    return replace(saving, also_removed=_also_removed(facts, verdict, claims, saving.share, own))
+
+
+def _paces_after(facts: Facts, verdict: Finding, claims: Claims) -> bool:
+    """Whether the host sets the pace after the first remedy, which removes nearly all GPU work of the cause."""
+    busy = claims.busy_ns(verdict.id)
+    removed = (verdict.basis.work_share if verdict.basis is not None else None) or 0.0
+    is_gone = busy > 0 and removed * facts.unprofiled_ns() >= _NEARLY_ALL * busy
+    return is_gone and facts.unprofiled_host_ns > facts.busy_ns - busy
 
 
 def _also_removed(facts: Facts, verdict: Finding, claims: Claims, saved: float, own: float) -> str:
@@ -308,61 +361,91 @@ def diagnose(
     facts.predictions = {prediction.change: prediction for prediction in modelled}
     # Intermediate data of the pauses' causes, tens of megabytes at a million kernels, are no longer needed.
     forget(timeline, HostCalls.of, Timeline.busy)
-    claims = divide(facts, RULES)
-    incomplete, decides = _INCOMPLETE.missing(facts)
-    if incomplete is not None and decides:
-        # Such a profile does not show the program: other findings would be artefacts.
-        verdict, raised = incomplete, []
-    else:
-        raised = _findings(facts, claims)
-        verdict = _verdict(facts, claims, raised)
-        raised, claims = _with_shared_work(facts, claims, raised)
-        verdict = next(finding for finding in (*raised, verdict) if finding.id == verdict.id)
-        rest = incomplete or _INCOMPLETE.unexplained(facts, claims)
-        worth = incomplete is not None or (rest.bound or 0.0) >= thresholds.warning_ceiling
-        if worth and verdict.id != rest.id:
-            raised.append(rest)
-    ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
-    ranked = tuple(_started_as(facts, fitting(facts, finding)) for finding in ranked)
-    ranked = (
-        ranked[0],
-        *(_with_reason(facts, finding, claims.of(finding.id)) for finding in ranked[1:]),
-    )
+    evaluation = _evaluate(facts, modelled, report, together)
+    # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.
+    facts.forget()
+    phases = [] if evaluation.is_unanswerable else _phases(facts, evaluation.shares_by_phase)
+    vars(facts).pop("program", None)  # facts and program hold each other
+    return replace(evaluation.diagnosis, per_phase=tuple(phases))
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """The diagnosis of a window, without its phases."""
+
+    diagnosis: Diagnosis
+    shares_by_phase: Mapping[str, float]  #: phase → its share in the time of the verdict
+    is_unanswerable: bool  #: whether too much is missing in the profile for any other verdict
+
+
+def _evaluate(
+    facts: Facts, modelled: tuple[Prediction, ...], report: Counted | None, together: Sequence[str]
+) -> _Evaluation:
+    """Applies the rules to the window, and ranks, words and combines their findings."""
+    missing = _INCOMPLETE.missing(facts)
+    is_unanswerable = missing is not None and missing.decides
+    first, others, claims = _judged(facts, divide(facts, RULES), missing)
+    verdict = first.finding
     of_verdict = claims.of(verdict.id)
+    findings = _worded(facts, claims, (verdict, *others))
     with ThreadPoolExecutor(max_workers=1) as aside:
         # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
-        with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
+        with_cost = [finding for finding in findings if not is_unanswerable and not _describes(finding)]
         combined = aside.submit(what_ifs, facts, claims, with_cost, together)
-        ranked = tuple(located(facts, claims.of(finding.id), finding) for finding in ranked)
-        moments = () if decides else worst_moments(facts, claims, ranked)
+        findings = tuple(located(facts, claims.of(finding.id), finding) for finding in findings)
+        moments = () if is_unanswerable else worst_moments(facts, claims, findings)
     what_if = combined.result()
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, verdict, of_verdict, ranked[1:], what_if),
-        findings=ranked,
+        headline=headline(facts, first, of_verdict, findings[1:], what_if),
+        findings=findings,
         per_phase=(),
-        predictions=() if decides else modelled,
-        coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
-        notes=tuple(notes),
+        predictions=() if is_unanswerable else modelled,
+        coverage=_coverage(facts, claims, findings, report.source if report is not None else None),
+        notes=tuple(facts.notes),
         moments=moments,
         what_if=what_if,
         headline_share=headline_share(facts, verdict, of_verdict),
         unprofiled_share=unprofiled_share(facts, verdict, of_verdict),
-        without_profiler=facts.unprofiled_step if facts.window.steps and not decides else None,
+        without_profiler=facts.unprofiled_step if facts.window.steps and not is_unanswerable else None,
         verdict_known=is_known(verdict),
     )
-    shares = _shares_by_phase(facts, of_verdict, verdict.id)
-    # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.
-    del claims, of_verdict
-    facts.forget()
-    parts, phases = [] if decides else facts.hand_over_to_phases(), []
+    return _Evaluation(diagnosis, _shares_by_phase(facts, of_verdict, verdict.id), is_unanswerable)
+
+
+def _judged(facts: Facts, claims: Claims, missing: Missing | None) -> tuple[FirstToMend, list[Finding], Claims]:
+    """The finding to mend first, the others from the worst on, and the claims with work that several of them share."""
+    if missing is not None and missing.decides:
+        # Such a profile does not show the program: other findings would be artefacts.
+        return FirstToMend(missing.finding), [], claims
+    raised = _findings(facts, claims)
+    first = _verdict(facts, claims, raised)
+    raised, claims = _with_shared_work(facts, claims, raised)
+    verdict = next(finding for finding in (*raised, first.finding) if finding.id == first.finding.id)
+    rest = missing.finding if missing is not None else _INCOMPLETE.unexplained(facts, claims)
+    if missing is not None or (rest.bound or 0.0) >= facts.thresholds.warning_ceiling:
+        raised.append(rest)
+    return replace(first, finding=verdict), _ranked(each for each in raised if each.id != verdict.id), claims
+
+
+def _worded(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings with remedies that fit the program. Those of all but the first say what else they remove."""
+    verdict, *others = (_started_as(facts, fitting(facts, finding)) for finding in findings)
+    return verdict, *(_with_reason(facts, finding, claims.of(finding.id)) for finding in others)
+
+
+def _phases(facts: Facts, shares: Mapping[str, float]) -> list[PhaseVerdict]:
+    """A verdict for each phase; `facts` loses what only the whole window needs.
+
+    Args:
+        shares: phase → its share in the time of the window's verdict.
+    """
+    parts, phases = facts.hand_over_to_phases(), []
     while parts:
         part = parts.pop(0)
         phases.append(replace(_of_phase(part), of_verdict_share=shares.get(str(part.phase))))
         del part
-    vars(facts).pop("program", None)  # facts and program hold each other
-    del facts
-    return replace(diagnosis, per_phase=tuple(phases))
+    return phases
 
 
 def _started_as(facts: Facts, finding: Finding) -> Finding:
@@ -379,13 +462,12 @@ def _with_reason(facts: Facts, finding: Finding, claims: Claims) -> Finding:
     if share is None or finding.expected is None:
         return finding
     behind = finding.evidence.get("launches_behind_ns", 0) / facts.wall_ns
-    clause = _difference(facts, finding, claims, share, behind).removeprefix("; ")
-    if _AS_IT_ALSO not in clause:
+    saving = _difference(facts, finding, claims, share, behind)
+    if saving is None or not saving.also_removed:
         return finding
-    told = clause[clause.index("saves") :]
     best = next((remedy for remedy in finding.remedies if remedy.gain == finding.expected), None)
     remedies = (
-        replace(remedy, expected=f"{remedy.expected}; {told}") if remedy is best else remedy
+        replace(remedy, expected=f"{remedy.expected}; {saving.told}") if remedy is best else remedy
         for remedy in finding.remedies
     )
     return replace(finding, remedies=tuple(remedies))
@@ -442,7 +524,7 @@ def _with_shared_work(facts: Facts, claims: Claims, found: Sequence[Finding]) ->
     return [*by_id.values()], replace(claims, alone=alone)
 
 
-def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
+def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> FirstToMend:
     """The costliest cause that is worth a change; without one, a finding that describes the window."""
     rest = _INCOMPLETE.unexplained(facts, claims)
     unknown = rest.bound or 0.0
@@ -452,9 +534,19 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     named = weight(costliest) if costliest is not None else None
     # A cause that is worth a change comes first, unless far more time has no known cause.
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
-        return rest
+        return FirstToMend(rest)
     if costliest is not None:
         return _first_to_mend(facts, claims, costliest, found)
+    return FirstToMend(_description(facts, claims, found) or max([*_sure_causes(found), rest], key=weight))
+
+
+def _sure_causes(found: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
+
+
+def _description(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding | None:
+    """The finding that describes a window in which no cause is worth a change; None if none does."""
+    limits = facts.thresholds
     by_id = {finding.id: finding for finding in found}
     if facts.own_ns_having("kind", "graph") <= limits.dominant_share * facts.wall_ns:
         by_id.pop("graph-opaque", None)
@@ -463,11 +555,8 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
         by_id["saturated"] = roof
     if "below-roof" in by_id and not is_known(by_id["below-roof"]):
         by_id["below-roof"] = _too_little_work(facts, claims, found) or by_id["below-roof"]
-    for id_ in ("graph-opaque", "padded-work", "saturated", "below-roof"):
-        if id_ in by_id:
-            return by_id[id_]
-    causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
-    return max([*causes, rest], key=weight)
+    order = ("graph-opaque", "padded-work", "saturated", "below-roof")
+    return next((by_id[id_] for id_ in order if id_ in by_id), None)
 
 
 def _too_little_work(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding | None:
@@ -509,50 +598,107 @@ def _surest(costliest: Finding, lost: Sequence[Finding]) -> Finding:
     )
 
 
-def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:
-    """The cause to fix first, if that is not the costliest.
+def _without_more_work(costliest: Finding, lost: Sequence[Finding], limits: Thresholds) -> Finding:
+    """The costliest cause, or the costliest whose remedies need no more work per step, if it loses nearly as much."""
+    if not costliest.is_throughput:
+        return costliest
+    faster = max((finding for finding in lost if not finding.is_throughput), key=weight, default=None)
+    least = limits.dominant_share * _lost_share(weight(costliest))
+    return costliest if faster is None or _lost_share(weight(faster)) < least else faster
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The findings of a window. Each public method returns one that may precede the leading one, or None."""
+
+    facts: Facts
+    found: Sequence[Finding]
+    leading: Finding  #: the costliest cause, or one for the same work
+
+    def needless(self) -> Finding | None:
+        """The costliest cause whose work is not needed."""
+        return self._worth(
+            (each for each in self._lost if rule(each.id).needless(each)), self.facts.thresholds.dominant_share
+        )
+
+    def leading_itself(self) -> Finding | None:
+        """The leading cause, unless it is the host's launches, or its pauses that are not much longer than these."""
+        is_launching = self.leading.id == "launch-overhead" or (self.leading.id == "host-stall" and not self._stalls)
+        return None if is_launching else self.leading
+
+    def waits(self) -> Finding | None:
+        """Waits after every few launches or in a loop, or the costliest of the causes that make launches."""
+        waiting = next((finding for finding in self.found if finding.id == "host-sync"), None)
+        if waiting is None:
+            return None
+        crowded = self.leading.id == "launch-overhead" and self.facts.waits_crowded and not self._merges_passes
+        looped = [waiting] if "looped_kernels_per_step" in waiting.evidence else []
+        is_looped = self._worth(looped, self.facts.thresholds.specific_share) is not None
+        return waiting if crowded or is_looped or self.makes_launches() is waiting else None
+
+    def loop(self) -> Finding | None:
+        """A loop that launches a few kernels per turn, to which pauses not much longer than launches belong."""
+        loops = [each for each in self._lost if "turns_per_step" in each.evidence]
+        return self._worth(loops, self.facts.thresholds.dominant_share) if self.leading.id == "host-stall" else None
+
+    def makes_launches(self) -> Finding | None:
+        """The costliest of the causes that make launches. Merging equal passes also removes their waits."""
+        if self.leading.id != "launch-overhead":
+            return None
+        causes = (each for each in self._lost if rule(each.id).makes_launches(each))
+        apart = (each for each in causes if not (self._merges_passes and each.id == "host-sync"))
+        return self._worth(apart, self.facts.thresholds.specific_share)
+
+    def stalls(self) -> Finding | None:
+        """Pauses as long as many launches, which have another cause than launching."""
+        return self._worth(self._stalls, self.facts.thresholds.dominant_share)
+
+    @property
+    def _lost(self) -> list[Finding]:
+        return [finding for finding in self.found if finding.severity != "info"]
+
+    @property
+    def _stalls(self) -> list[Finding]:
+        return [each for each in self._lost if each.id == "host-stall" and "stalls_apart_share" in each.evidence]
+
+    @property
+    def _merges_passes(self) -> bool:
+        return "passes_per_step" in self.leading.evidence
+
+    def _worth(self, causes: Iterable[Finding], least: float) -> Finding | None:
+        """The costliest of these, if it loses at least this part of what the leading one does."""
+        best = max(causes, key=weight, default=None)
+        is_worth = best is not None and _lost_share(weight(best)) / _lost_share(weight(self.leading)) >= least
+        return best if is_worth else None
+
+
+#: What may precede the leading cause, in this order, and why it comes before a larger gain.
+_FIRST: Final = (
+    (_Candidates.needless, _Precedence.NEEDLESS),
+    (_Candidates.leading_itself, _Precedence.SAME_WORK),
+    (_Candidates.waits, _Precedence.WAITS),
+    (_Candidates.loop, _Precedence.LATE_HOST),
+    (_Candidates.makes_launches, _Precedence.MAKES_LAUNCHES),
+    (_Candidates.stalls, _Precedence.LATE_HOST),
+)
+
+
+def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> FirstToMend:
+    """The cause to fix first, which may not be the costliest.
 
     Work that is not needed comes before slow work. Waits, allocations and launches per tensor come before the launch
     rate that they reduce: no graph captures them, and a step without them launches less. A host that waits after every
     few launches cannot get ahead, however fast a launch is. Pauses as long as many launches have another cause than
     launching. Remedies for the same work come before those that need more work per step.
     """
-    lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
-    costliest = _surest(_owner(facts, claims, costliest, lost), lost)
-    if costliest.is_throughput:
-        faster = max((finding for finding in lost if not finding.is_throughput), key=weight, default=None)
-        if faster is not None and _lost_share(weight(faster)) >= limits.dominant_share * _lost_share(weight(costliest)):
-            costliest = faster
-
-    def worth(finding: Finding) -> float:
-        return _lost_share(weight(finding)) / _lost_share(weight(costliest))
-
-    needless = max((finding for finding in lost if rule(finding.id).needless(finding)), key=weight, default=None)
-    if needless is not None and worth(needless) >= limits.dominant_share:
-        return needless
-    apart = any(finding.id == "host-stall" and "stalls_apart_share" in finding.evidence for finding in lost)
-    if costliest.id not in ("launch-overhead", "host-stall") or (costliest.id == "host-stall" and apart):
-        return costliest
-    waiting = next((finding for finding in found if finding.id == "host-sync"), None)
-    # Merging equal passes also removes their waits.
-    merging = "passes_per_step" in costliest.evidence
-    if waiting is not None and costliest.id == "launch-overhead" and facts.waits_crowded and not merging:
-        return waiting
-    looped = waiting is not None and "looped_kernels_per_step" in waiting.evidence
-    if waiting is not None and looped and worth(waiting) >= limits.specific_share:
-        return waiting
-    if costliest.id == "host-stall":
-        # Pauses not much longer than launches belong to a loop that launches a few kernels per turn.
-        loop = next((finding for finding in lost if "turns_per_step" in finding.evidence), None)
-        return loop if loop is not None and worth(loop) >= limits.dominant_share else costliest
-    causes = [
-        finding for finding in lost if rule(finding.id).makes_launches(finding) and not (merging and finding is waiting)
-    ]
-    specific = max(causes, key=weight, default=None)
-    if specific is not None and worth(specific) >= limits.specific_share:
-        return specific
-    stall = next((finding for finding in lost if finding.id == "host-stall" and apart), None)
-    return stall if stall is not None and worth(stall) >= limits.dominant_share else costliest
+    lost = [finding for finding in found if finding.severity != "info"]
+    leading = _surest(_owner(facts, claims, costliest, lost), lost)
+    leading = _without_more_work(leading, lost, facts.thresholds)
+    candidates = _Candidates(facts, found, leading)
+    for choose, precedence in _FIRST:
+        if (first := choose(candidates)) is not None:
+            return FirstToMend(first, _Precedence.NEEDLESS if rule(first.id).needless(first) else precedence)
+    return FirstToMend(leading)
 
 
 def _lost_share(gain: float | None) -> float:
@@ -590,7 +736,7 @@ def _of_phase(part: Facts) -> PhaseVerdict:
     assert part.phase is not None
     assert part.whole is not None
     claims = divide(part, RULES)
-    verdict = _verdict(part, claims, _findings(part, claims))
+    verdict = _verdict(part, claims, _findings(part, claims)).finding
     # A part and its program refer to each other: separating them frees hundreds of megabytes before the next phase.
     vars(part).pop("program", None)
     share = part.wall_ns / part.whole.wall_ns

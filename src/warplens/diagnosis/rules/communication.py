@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -205,6 +205,43 @@ def _most_ns(facts: Facts, rows: Int64s | slice, spent_ns: Int64s) -> int:
     return largest(spent.group_by("device").agg(pl.col("spent").sum())["spent"])
 
 
+@dataclass(frozen=True)
+class _Exposed:
+    """What exposed communication is spent on, and what could shorten it."""
+
+    kind: str  #: purpose of most of it (key of `_REMEDIES`)
+    format: str  #: of most of its sums (`_format`)
+    removable_ns: int  #: without the waiting
+    waited_ns: int  #: the waiting, which stays
+    by_peers_ns: int  #: waiting for other ranks in one rank's profile
+    #: hideable, fewer, sooner: shares of the claimed time that could be hidden, that half of the bytes (or gathering
+    #: parameters once) save, and that a later micro-batch repeats
+    hideable: float
+    fewer: float
+    sooner: float
+    micro_batches: float  #: per step
+
+    @property
+    def most(self) -> float:
+        """The largest share that a remedy saves."""
+        return max(self.hideable, self.fewer, self.sooner)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether waiting for other ranks takes longer than any remedy for the communication itself saves."""
+        return self.by_peers_ns > self.most * self.removable_ns
+
+    @property
+    def is_of_16_bits(self) -> bool:
+        """Whether it sums gradients that have 16 bits already."""
+        return (self.kind, self.format) == ("gradients", "16 bits")
+
+    @property
+    def sums_in_32_bits(self) -> bool:
+        """Whether it sums layers in 32 bits, of which 16 are enough."""
+        return (self.kind, self.format) == ("layers", "32 bits")
+
+
 class ExposedCommunication(Rule):
     """Time of communication kernels during which no other kernel ran on their GPU."""
 
@@ -289,32 +326,13 @@ class ExposedCommunication(Rule):
         pieces = claims.pieces(self.id)
         most_ns = _most_ns(facts, pieces.at, pieces.ns) * by_device.len()
         bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
-        hideable = self._hideable_ns(facts, claimed) / claimed
-        kind = _kind(facts, pieces)
-        # Some versions of NCCL name all kernels alike: what is not named after gathering may be sums.
-        sums = facts.program.having("label", "communication") & ~facts.program.marked("gathering")
-        known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
-        if kind == "layers":
-            hideable = min(hideable, self.hidden_of_layers)
-        by_peers = self._by_peers_ns(facts, pieces) if kind in ("gradients", "parameters") else 0
-        waited = 0 if is_late else self._waited_ns(facts, claims) or by_peers
-        removable = claimed - waited
-        again, micro_batches = _accumulated(facts)
-        sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
-        if sooner < self.fewer_bytes:
-            sooner = 0.0  # most of it is something else
-        fewer = 0.0 if (kind, known) == ("layers", "16 bits") else self.fewer_bytes
-        if kind == "gradients":
-            fewer *= _alone_share(facts, pieces, sums)
-        elif kind == "parameters":  # gathered in the forward pass, and again
-            fewer = _alone_share(facts, pieces, facts.program.marked("gathering") & backward_work(facts))
-        most = max(hideable, fewer, sooner)
-        late = facts.unprofiled_host_ns > facts.busy_ns - most * removable
-        waits = by_peers > most * removable
+        exposed = self._exposed(facts, claims, is_late=is_late)
+        waits, sooner = exposed.is_waiting, exposed.sooner
+        late = facts.unprofiled_host_ns > facts.busy_ns - exposed.most * exposed.removable_ns
         return self.raised(
             facts,
-            by_peers if waits else removable,
-            confidence="low" if not facts.window.steps else "high" if facts.sure and not waits else "medium",
+            exposed.by_peers_ns if waits else exposed.removable_ns,
+            confidence=first_of((not facts.window.steps, "low"), (facts.sure and not waits, "high"), default="medium"),
             evidence={
                 "exposed_ns": claimed,
                 "exposed_share": claimed / facts.wall_ns,
@@ -323,21 +341,54 @@ class ExposedCommunication(Rule):
                 "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
                 "unprofiled_host_share": facts.unprofiled_host_ns / facts.wall_ns if late else None,
-                "micro_batches_per_step": micro_batches if sooner else None,
+                "micro_batches_per_step": exposed.micro_batches if sooner else None,
                 "summed_again_share": sooner or None,
-                "waiting_for_ranks_share": by_peers / claimed or None,
+                "waiting_for_ranks_share": exposed.by_peers_ns / claimed or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             title=first_of(
                 (waits, self.peers_title),
-                (sooner, self.repeated_title.format(count=f"{micro_batches:,.0f}")),
+                (sooner, self.repeated_title.format(count=f"{exposed.micro_batches:,.0f}")),
                 (is_late, self.beyond_title),
                 default=self.title,
             ),
-            remedies=self._remedies(facts, removable, (waited, by_peers), (kind, known), hideable, fewer, sooner),
+            remedies=self._remedies(facts, exposed),
             on_gpu=True,
-            kept=0.0 if waits else 1 - most,
+            kept=0.0 if waits else 1 - exposed.most,
             bound_ns=max(most_ns, bound_ns),
+        )
+
+    def _exposed(self, facts: Facts, claims: Claims, *, is_late: bool) -> _Exposed:
+        """What the claimed time is spent on, and what could shorten it.
+
+        Args:
+            is_late: whether the claims are without the waiting for a late rank.
+        """
+        pieces, claimed = claims.pieces(self.id), claims.busy_ns(self.id)
+        kind = _kind(facts, pieces)
+        # Some versions of NCCL name all kernels alike: what is not named after gathering may be sums.
+        sums = facts.program.having("label", "communication") & ~facts.program.marked("gathering")
+        known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
+        hideable = self._hideable_ns(facts, claimed) / claimed
+        by_peers = self._by_peers_ns(facts, pieces) if kind in ("gradients", "parameters") else 0
+        waited = 0 if is_late else self._waited_ns(facts, claims) or by_peers
+        again, micro_batches = _accumulated(facts)
+        sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
+        fewer = 0.0 if (kind, known) == ("layers", "16 bits") else float(self.fewer_bytes)
+        if kind == "gradients":
+            fewer *= _alone_share(facts, pieces, sums)
+        elif kind == "parameters":  # gathered in the forward pass, and again
+            fewer = _alone_share(facts, pieces, facts.program.marked("gathering") & backward_work(facts))
+        return _Exposed(
+            kind,
+            known,
+            removable_ns=claimed - waited,
+            waited_ns=waited,
+            by_peers_ns=by_peers,
+            hideable=min(hideable, self.hidden_of_layers) if kind == "layers" else hideable,
+            fewer=fewer,
+            sooner=sooner if sooner >= self.fewer_bytes else 0.0,  # otherwise most of it is something else
+            micro_batches=micro_batches,
         )
 
     def _waited_ns(self, facts: Facts, claims: Claims) -> int:
@@ -380,76 +431,69 @@ class ExposedCommunication(Rule):
         waited = int(usual.select(pl.when(waits).then((pl.col("claimed") - transfer).clip(0)).sum()).item() or 0)
         return waited if ceiling(facts.wall_ns, waited) >= facts.thresholds.raise_ceiling else 0
 
-    def _remedies(
-        self,
-        facts: Facts,
-        removable: int,
-        waits: tuple[int, int],
-        what: tuple[str, str],
-        hideable: float,
-        halved: float,
-        sooner: float,
-    ) -> tuple[Remedy | None, ...]:
-        """What to do, each with the placeholder for its gain.
+    def _remedies(self, facts: Facts, exposed: _Exposed) -> tuple[Remedy | None, ...]:
+        """What to do, each with the placeholder for its gain."""
+        less, hidden = self._less(facts, exposed), self._hidden(facts, exposed)
+        look = self._look(facts, exposed)
+        is_less_first = exposed.fewer > exposed.hideable or exposed.sums_in_32_bits
+        return (
+            look if exposed.is_waiting else None,
+            self._saving(facts, exposed, _ONCE, exposed.sooner) if exposed.sooner else None,
+            *((less, hidden) if is_less_first else (hidden, less)),
+            None if exposed.is_waiting else look,
+        )
 
-        Args:
-            removable: nanoseconds of exposed communication, without the waiting.
-            waits: nanoseconds of the waiting, which stays, and of that for other ranks in one rank's profile.
-            what: key of `_BY_FORMAT`.
-            hideable, halved, sooner: shares of the claimed time that could be hidden, that half of the bytes (or
-                gathering parameters once) save, and that a later micro-batch repeats.
-        """
-        beside, fewer = _REMEDIES[what[0]]
-        fewer = _BY_FORMAT.get(what, fewer)
-        (waited, by_peers), most = waits, max(hideable, halved, sooner)
-        is_waiting = by_peers > most * removable
-        needed = facts.unprofiled_host_ns / facts.wall_ns
+    def _saving(self, facts: Facts, exposed: _Exposed, remedy: Remedy, share: float, how: str = "") -> Remedy:
+        """The remedy with its gain if it saves this share of the removable time, and how it does so."""
+        text = f"{GAIN}; {how}" if how else GAIN
+        # Saved GPU time helps only until the host sets the pace, which issues the same work.
+        if facts.unprofiled_host_ns > facts.busy_ns - share * exposed.removable_ns:
+            needed = percent(facts.unprofiled_host_ns / facts.wall_ns)
+            text += f"; the host then sets the pace: without a profiler it needs {needed} of this time"
+        told = replace(remedy, expected=text)
+        if share == exposed.most and not exposed.is_waiting:
+            return told  # its gain is that of the finding
+        gain = gain_of(facts, int(exposed.removable_ns * share), on_gpu=True)
+        return bringing(told, Gain(gain, gain, gain), self.model)
 
-        def saving(remedy: Remedy, share: float, how: str = "") -> Remedy:
-            text = "; ".join(filter(None, (GAIN, how)))
-            # Saved GPU time helps only until the host sets the pace, which issues the same work.
-            if facts.unprofiled_host_ns > facts.busy_ns - share * removable:
-                text += f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
-            told = replace(remedy, expected=text)
-            if share == most and not is_waiting:
-                return told
-            gain = gain_of(facts, int(removable * share), on_gpu=True)
-            return bringing(told, Gain(gain, gain, gain), self.model)
+    def _less(self, facts: Facts, exposed: _Exposed) -> Remedy | None:
+        """How to communicate less; None if that is the same as `_ONCE`."""
+        fewer = _BY_FORMAT.get((exposed.kind, exposed.format), _REMEDIES[exposed.kind][1])
+        if exposed.sooner and exposed.is_of_16_bits:
+            return None
+        effect = "without gathering them again" if exposed.kind == "parameters" else ""
+        if not exposed.fewer:
+            return replace(fewer, expected=effect or "in proportion to the bytes, but each GPU then computes more")
+        half = "sums" if exposed.is_of_16_bits else "bytes"
+        effect = effect or f"with half of the {half}, and in proportion to them"
+        return self._saving(facts, exposed, fewer, exposed.fewer, effect)
 
-        is_16_bits = what == ("gradients", "16 bits")
-        effect = "without gathering them again" if what[0] == "parameters" else ""
-        unknown = "in proportion to the bytes, but each GPU then computes more"
-        less: Remedy | None = replace(fewer, expected=effect or unknown)
-        if sooner and is_16_bits:
-            less = None  # the same as `_ONCE`
-        elif halved:
-            what_of = "sums" if is_16_bits else "bytes"
-            less = saving(fewer, halved, effect or f"with half of the {what_of}, and in proportion to them")
+    def _hidden(self, facts: Facts, exposed: _Exposed) -> Remedy:
+        """How to communicate beside compute."""
+        beside, share = _REMEDIES[exposed.kind][0], exposed.hideable
         limited = "limited by the compute that can run beside it, which takes less time"
-        hidden = replace(beside, expected=limited)
-        if hideable >= self.fewer_bytes:
-            hidden = saving(beside, hideable, "one half of the batch beside the other" if what[0] == "layers" else "")
-        elif hideable >= halved:
-            hidden = saving(beside, hideable, limited)
+        if share >= self.fewer_bytes:
+            how = "one half of the batch beside the other" if exposed.kind == "layers" else ""
+            return self._saving(facts, exposed, beside, share, how)
+        if share >= exposed.fewer:
+            return self._saving(facts, exposed, beside, share, limited)
+        return replace(beside, expected=limited)
+
+    def _look(self, facts: Facts, exposed: _Exposed) -> Remedy:
+        """How to find the rank that others wait for, with its gain if the waiting is known to be for ranks."""
+        is_exchange = bool(exposed.waited_ns) and exposed.kind in EXCHANGES
         look = Remedy(
-            "Look for a straggler",
+            "Give every rank the same work between collectives" if is_exchange else "Look for a straggler",
             "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
             "the waiting inside the collectives goes away",
         )
-        if waited and what[0] in EXCHANGES:
-            look = replace(look, action="Give every rank the same work between collectives")
-        if by_peers or (waited and what[0] in EXCHANGES):
-            look = replace(look, expected=f"{GAIN}: {look.expected}")
-        if GAIN in look.expected and not is_waiting:
-            gain = gain_of(facts, waited, on_gpu=True)
-            look = bringing(look, Gain(gain, gain, gain), self.model)
-        is_less_first = halved > hideable or fewer.action == "Sum in 16 bits"
-        return (
-            look if is_waiting else None,
-            saving(_ONCE, sooner) if sooner else None,
-            *((less, hidden) if is_less_first else (hidden, less)),
-            None if is_waiting else look,
-        )
+        if not exposed.by_peers_ns and not is_exchange:
+            return look
+        look = replace(look, expected=f"{GAIN}: {look.expected}")
+        if exposed.is_waiting:
+            return look  # its gain is that of the finding
+        gain = gain_of(facts, exposed.waited_ns, on_gpu=True)
+        return bringing(look, Gain(gain, gain, gain), self.model)
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:
         """How much of the exposed time could be hidden: compute on the same GPUs without a collective beside it."""

@@ -62,6 +62,17 @@ class _Pass:
     inputs: bool  #: whether no optimizer runs, and the program reads gradients of its inputs
     read: bool  #: whether the program computes with the last gradient before its next forward pass
 
+    @property
+    def unused_numbers(self) -> float:
+        """Numbers in gradients that no optimizer takes."""
+        return float(self.numbers @ self.unused)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether most of these numbers are in gradients of sizes of which only some are taken."""
+        unsure = (self.unused > 0) & (self.unused < 1)
+        return float(self.numbers[unsure] @ self.unused[unsure]) > self.unused_numbers / 2
+
 
 _OF_WEIGHTS: Final = (
     Remedy(
@@ -169,6 +180,7 @@ class UnusedGradients(StructureRule):
 
     @remembered
     def _unused(self, facts: Facts) -> Unused | None:
+        """The unused gradients by the recorded sizes; if these are not recorded, by the structure of the pass."""
         communication = facts.program.labelled("communication")
         if (communication & ~facts.program.marked("summed-or-exchanged")).any():
             return None  # another rank's optimizer may take these gradients
@@ -176,7 +188,7 @@ class UnusedGradients(StructureRule):
         if not passes and not communication.any():
             return self._never_cleared(facts) or self._part_never_cleared(facts) or self._below_by_layers(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
-        unused = sum(float(each.numbers @ each.unused) for each in passes)
+        unused = sum(each.unused_numbers for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
         count = sum(len(each.unused) for each in passes)
         # A single large gradient may be that of an input, which checkpoints need. A new input has none to add to.
@@ -184,39 +196,47 @@ class UnusedGradients(StructureRule):
         below = gradients < self.least_share * count and never_cleared < self.least_share * numbers
         if not numbers or (below and any(each.read for each in passes)):
             return None
-        launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
-        product = facts.program.products
-        share, of_input = np.zeros(len(launched)), np.zeros(len(launched), dtype=np.bool_)
-        for each in passes:
-            inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
-            unsure = (each.unused > 0) & (each.unused < 1)
-            if float(each.numbers[unsure] @ each.unused[unsure]) > float(each.numbers @ each.unused) / 2:
-                # A used and an unused part have parameters of the same sizes: their work is proportional to these.
-                share[inside] = float(each.numbers @ each.unused) / max(int(each.numbers.sum()), 1)
-                continue
-            taken = np.flatnonzero(each.unused < 1)
-            last = int(each.ends[taken[-1]]) if len(taken) else each.begin
-            if len(taken):
-                # The last layer with taken gradients need not compute that of its input.
-                begin = _begin_of_layer(each, int(taken[-1]), np.sort(launched[inside & product]))
-                of_input |= inside & (launched >= begin) & (launched < last)
-            for place in np.flatnonzero(each.unused[: taken[-1]]) if len(taken) else ():
-                begin = each.ends[place - 1] if place else each.begin
-                between = inside & product & (launched >= begin) & (launched < each.starts[place])
-                share[between] = self.product_share * each.unused[place]
-            share[inside & (launched >= last)] = 1.0
+        share, of_input = self._work_of(facts, passes)
         if below or unused < self.least_share * numbers:
             # Few numbers may cost much time: the weights of convolutions over large images. Between gradients that are
             # taken, they may be biases, which are handed over right after the products of their layer.
             share[share < 1] = 0
             if share @ facts.program.own_ns < self.least_share * facts.busy_ns:
                 return None
-            if below and (product & (share > 0)).sum() < self.least_products * len(passes):
+            products = (facts.program.products & (share > 0)).sum()
+            if below and products < self.least_products * len(passes):
                 return None
         if not share.any():
             return None
         inputs = any(each.inputs for each in passes)
         return Unused(share, round(gradients), unused / numbers, inputs, of_input & (share < 1), below)
+
+    def _work_of(self, facts: Facts, passes: Sequence[_Pass]) -> tuple[Float64s, Bools]:
+        """Share of each piece of work that makes unused gradients, and work of the last layer whose are taken."""
+        launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
+        product = facts.program.products
+        share = np.zeros(len(launched))
+        of_input = np.zeros(len(launched), dtype=np.bool_)
+        for each in passes:
+            inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
+            if each.is_unsure:
+                # A used and an unused part have parameters of the same sizes: their work is proportional to these.
+                share[inside] = each.unused_numbers / max(int(each.numbers.sum()), 1)
+                continue
+            taken = np.flatnonzero(each.unused < 1)
+            if not len(taken):
+                share[inside] = 1.0
+                continue
+            last = int(each.ends[taken[-1]])
+            # The last layer with taken gradients need not compute that of its input.
+            begin = _begin_of_layer(each, int(taken[-1]), np.sort(launched[inside & product]))
+            of_input |= inside & (launched >= begin) & (launched < last)
+            for place in np.flatnonzero(each.unused[: taken[-1]]):
+                begin = each.ends[place - 1] if place else each.begin
+                between = inside & product & (launched >= begin) & (launched < each.starts[place])
+                share[between] = self.product_share * each.unused[place]
+            share[inside & (launched >= last)] = 1.0
+        return share, of_input
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
@@ -410,78 +430,129 @@ def _begin_of_layer(of_pass: _Pass, place: int, launches: Int64s) -> int:
 
 def _passes(facts: Facts) -> list[_Pass]:
     """The backward passes of the window that are followed by optimizer passes; none if shapes were not recorded."""
-    trace, window = facts.timeline.trace, facts.window
-    if not trace.operators.height or trace.operators["input_shapes"].null_count() == trace.operators.height:
+    recorded = facts.timeline.trace.operators
+    if not recorded.height or recorded["input_shapes"].null_count() == recorded.height:
         return []
+    operators, optimizing = _recorded(facts)
+    if optimizing.is_empty() and facts.program.optimizing.any():
+        return []  # an optimizer that was not recorded
+    handed, main = _by_thread(operators, optimizing)
+    if handed.is_empty() or main.is_empty():
+        return []
+    takers = _Takers.of(facts, main, optimizing)
+    window = facts.window
+    elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), takers.starts])
+    starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
+    sums = operators.filter(pl.col("name") == "aten::add_")["start_ns"].to_numpy()
+    added = np.searchsorted(sums, ends) > np.searchsorted(sums, starts)
+    shapes = [first_shape(text) for text in handed["shapes"].to_list()]
+    # While a backward pass runs, the thread that called it does nothing else.
+    next_elsewhere = np.searchsorted(elsewhere, starts)
+    edges = np.r_[0, np.flatnonzero(np.diff(next_elsewhere)) + 1, len(starts)]
+    multiplied = main.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].to_numpy()
+    passes = []
+    for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        end = int(ends[stop - 1])
+        next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
+        following = _following(takers.starts, int(starts[first]), starts[edges[:-1]])
+        unused = takers.untaken(shapes[first:stop], following, end, next_pass)
+        if unused is None:
+            continue
+        before, after = next_elsewhere[first] - 1, next_elsewhere[first]
+        passes.append(
+            _Pass(
+                thread=int(threads[first]),
+                begin=int(elsewhere[before]) if before >= 0 else window.start_ns,
+                until=int(elsewhere[after]) if after < len(elsewhere) else window.end_ns,
+                starts=starts[first:stop],
+                ends=ends[first:stop],
+                numbers=_numbers(shapes[first:stop]),
+                unused=unused,
+                added=added[first:stop],
+                inputs=optimizing.is_empty(),
+                read=_is_read(main, multiplied, end, shapes[stop - 1]),
+            )
+        )
+    return passes
+
+
+def _recorded(facts: Facts) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Operators of the window with the shapes of their inputs, and its optimizer passes, both by their start."""
+    trace, window = facts.timeline.trace, facts.window
     inside = (pl.col("start_ns") >= window.start_ns) & (pl.col("start_ns") < window.end_ns)
     ranges = trace.ranges.with_row_index("row").filter(inside).with_columns(pl.col("name").cast(pl.String))
     optimizing = ranges.filter(pl.col("name").str.starts_with(_OPTIMIZES)).sort("start_ns")
     shapes = trace.operators.select(
         pl.col("range").cast(pl.UInt32).alias("row"), pl.col("input_shapes").cast(pl.String).alias("shapes")
     )
-    operators = ranges.join(shapes, on="row").sort("start_ns")
-    if optimizing.is_empty() and facts.program.optimizing.any():
-        return []  # an optimizer that was not recorded
-    handed, main = _by_thread(operators, optimizing)
-    if handed.is_empty() or main.is_empty():
-        return []
-    elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()])
-    starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
-    sums = operators.filter(pl.col("name") == "aten::add_")["start_ns"].to_numpy()
-    added = np.searchsorted(sums, ends) > np.searchsorted(sums, starts)
-    # While a backward pass runs, the thread that called it does nothing else.
-    next_elsewhere = np.searchsorted(elsewhere, starts)
-    edges = np.r_[0, np.flatnonzero(np.diff(next_elsewhere)) + 1, len(starts)]
-    shapes_handed = [first_shape(text) for text in handed["shapes"].to_list()]
-    optimizer_starts = optimizing["start_ns"].to_numpy()
-    optimizer_passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
-    taken_by = [_taken(main, begin, end) for begin, end in optimizer_passes]
-    updates = main.filter(pl.col("name").is_in(_UPDATES))
-    begins = updates["start_ns"].to_numpy()
-    last = np.searchsorted(optimizer_starts, begins, side="right") - 1  # the optimizer pass that began last
-    ended = np.r_[optimizing["end_ns"].to_numpy(), 0]  # the last for those before any pass
-    by_hand = updates.filter(begins > ended[last])
-    blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
-    multiplied = main.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].to_numpy()
-    passes = []
-    for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        following = _following(optimizer_starts, int(starts[first]), starts[edges[:-1]])
-        taken = sum((taken_by[index] for index in following), Counter[tuple[int, ...]]())
-        shapes_of_pass = shapes_handed[first:stop]
-        counts = Counter(shapes_of_pass)
-        numbers = np.array([math.prod(shape) for shape in shapes_of_pass], dtype=np.int64)
-        blocks = sum(blocks_by[index] for index in following)
-        if any(shape in taken for shape in counts):
-            unused = _without(shapes_of_pass, taken)
-        elif blocks:
+    return ranges.join(shapes, on="row").sort("start_ns"), optimizing
+
+
+def _numbers(shapes: Sequence[tuple[int, ...]]) -> Int64s:
+    return np.array([math.prod(shape) for shape in shapes], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Takers:
+    """What takes gradients: the optimizer passes of a window, and updates that a program does by hand."""
+
+    main: pl.DataFrame  #: operators of the thread that calls autograd
+    starts: Int64s  #: of the optimizer passes
+    #: taken, blocks: of each optimizer pass, the shapes of its tensors, and its blocks (`_blocks_taken`)
+    taken: Sequence[Counter[tuple[int, ...]]]
+    blocks: Sequence[float]
+    by_hand: pl.DataFrame  #: operators of updates outside optimizer passes
+
+    @classmethod
+    def of(cls, facts: Facts, main: pl.DataFrame, optimizing: pl.DataFrame) -> _Takers:
+        """Those of a window."""
+        passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
+        updates = main.filter(pl.col("name").is_in(_UPDATES))
+        begins, starts = updates["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()
+        last = np.searchsorted(starts, begins, side="right") - 1  # the optimizer pass that began last
+        ended = np.r_[optimizing["end_ns"].to_numpy(), 0]  # the last for those before any pass
+        return cls(
+            main,
+            starts,
+            taken=[_taken(main, begin, end) for begin, end in passes],
+            blocks=[_blocks_taken(facts, begin, end) for begin, end in passes],
+            by_hand=updates.filter(begins > ended[last]),
+        )
+
+    def untaken(
+        self, shapes: Sequence[tuple[int, ...]], following: Sequence[int], end: int, next_pass: int
+    ) -> Float64s | None:
+        """Share of each gradient of a backward pass that nothing takes; None if what takes them was not recorded.
+
+        Args:
+            shapes: of the gradients, in the order in which they are handed over.
+            following: the optimizer passes after it.
+            end: of the backward pass.
+            next_pass: begin of the next one.
+        """
+        unused = self._untaken_by_optimizers(shapes, following, end)
+        if unused is None:
+            return None
+        counts, updated = Counter(shapes), _taken(self.by_hand, end, next_pass)
+        return np.maximum(unused - [updated[shape] / counts[shape] for shape in shapes], 0.0)
+
+    def _untaken_by_optimizers(
+        self, shapes: Sequence[tuple[int, ...]], following: Sequence[int], end: int
+    ) -> Float64s | None:
+        """The same without updates by hand; without an optimizer, of gradients beside those that the program reads."""
+        taken = sum((self.taken[index] for index in following), Counter[tuple[int, ...]]())
+        if any(shape in taken for shape in shapes):
+            return _without(shapes, taken)
+        if blocks := sum(self.blocks[index] for index in following):
             # The sizes of lists were not recorded; a block goes over `OF_A_BLOCK` numbers of one tensor.
+            numbers = _numbers(shapes)
             of_each = -(-numbers // OF_A_BLOCK)
             left = np.cumsum(of_each[::-1])[::-1]
             tail = left == left[0] - blocks  # what ran first, such as a frozen encoder, gets its gradients last
-            unused = np.cumsum(tail, dtype=np.float64) if tail.any() else _untaken(numbers, of_each, round(blocks))
-        elif optimizing.is_empty() and (read := _read_after(main, int(ends[stop - 1]), shapes_of_pass)):
-            unused = np.array([float(shape not in read) for shape in shapes_of_pass])
-        else:
-            continue  # an optimizer of flat copies, or one that was not recorded
-        next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
-        updated = _taken(by_hand, int(ends[stop - 1]), next_pass)
-        unused = np.maximum(unused - [updated[shape] / counts[shape] for shape in shapes_of_pass], 0.0)
-        before, after = next_elsewhere[first] - 1, next_elsewhere[first]
-        passes.append(
-            _Pass(
-                int(threads[first]),
-                int(elsewhere[before]) if before >= 0 else window.start_ns,
-                int(elsewhere[after]) if after < len(elsewhere) else window.end_ns,
-                starts[first:stop],
-                ends[first:stop],
-                numbers,
-                unused,
-                added[first:stop],
-                optimizing.is_empty(),
-                _is_read(main, multiplied, int(ends[stop - 1]), shapes_of_pass[-1]),
-            )
-        )
-    return passes
+            return np.cumsum(tail, dtype=np.float64) if tail.any() else _untaken(numbers, of_each, round(blocks))
+        if not len(self.starts) and (read := _read_after(self.main, end, shapes)):
+            return np.array([float(shape not in read) for shape in shapes])
+        return None  # an optimizer of flat copies, or one that was not recorded
 
 
 def _by_thread(operators: pl.DataFrame, optimizing: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -565,11 +636,11 @@ def _is_read(main: pl.DataFrame, multiplied: Int64s, end: int, shape: tuple[int,
         shape: of the tensor.
     """
     starts = main["start_ns"].to_numpy()
-    forward = int(np.searchsorted(multiplied, end))
     first = int(np.searchsorted(starts, end))
-    stop = int(np.searchsorted(starts, multiplied[forward])) if forward < len(multiplied) else len(starts)
-    before = main[first:stop]
-    reading = before.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
+    forward = multiplied[np.searchsorted(multiplied, end) :]
+    stop = int(np.searchsorted(starts, forward[0])) if len(forward) else len(starts)
+    following = main[first:stop]
+    reading = following.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
     return bool(reading.str.contains(json.dumps(list(shape)), literal=True).any())
 
 

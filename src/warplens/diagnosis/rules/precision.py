@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -167,6 +167,43 @@ def _capability(facts: Facts) -> tuple[int, int]:
     """The least compute capability of the GPUs; 9.0 if unknown."""
     known = (device.compute_capability for device in facts.devices)
     return min((capability for capability in known if capability is not None), default=(9, 0))
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """Which wide formats most of the claimed products of a window have. Times in nanoseconds."""
+
+    off_ns: int  #: products off the tensor cores
+    doubles_ns: int  #: those of them in float64
+    left_out_ns: int  #: products in TF32 of a part that autocast left out
+    left_out: bool  #: whether most of them are of such a part
+    doubles: bool  #: whether most are in float64
+    by_default: bool  #: whether most are in TF32 by PyTorch's default
+    narrow: bool  #: whether most have operands in 16 bits
+    on_matrix_units: bool  #: whether most are on AMD's matrix units
+    beside_tf32: bool  #: whether others are in TF32
+
+    @property
+    def peak(self) -> str:
+        """The format whose peak narrower formats are compared with (`tensor_core_factor`)."""
+        return first_of(
+            (self.left_out, "tf32"),
+            (self.doubles, "fp64-tensor"),
+            (self.on_matrix_units, "fp32-tensor"),
+            default="fp32",
+        )
+
+    @property
+    def may_take_tf32(self) -> bool:
+        """Whether TF32 is narrower than most of them."""
+        return not (self.doubles or self.by_default or self.narrow or self.left_out)
+
+    @property
+    def off_tensor_cores_ns(self) -> int | None:
+        """Products in fp32 off the tensor cores; None if that is not what is told."""
+        if self.left_out:
+            return None
+        return (self.off_ns - self.doubles_ns) or None if self.doubles else self.off_ns
 
 
 class Precision(Rule):
@@ -414,72 +451,87 @@ class Precision(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed or not has_tensor_cores(facts):
             return None
-        products = facts.own_ns_having("label", *PRODUCTS)
-        default = self._by_default(facts)
-        off = off_tensor_cores(facts)
-        by_default = time_of(facts.program, default) > time_of(facts.program, off)
-        wide = time_of(facts.program, off)
-        left_out = time_of(facts.program, self._left_out(facts))
-        is_left_out = left_out > wide
-        passes = facts.own_ns_having("label", *PASSES)
-        newer = _capability(facts) >= (8, 0)
-        doubles_ns = time_of(facts.program, _doubles(facts) & off)
-        doubles = doubles_ns > wide / 2
-        off_cores = None if is_left_out else ((wide - doubles_ns) or None if doubles else wide)
-        units = 2 * time_of(facts.program, _on_matrix_units(facts) & off) > wide
-        peak = first_of((is_left_out, "tf32"), (doubles, "fp64-tensor"), (units, "fp32-tensor"), default="fp32")
-        factor = tensor_core_factor(facts, peak)
-        narrow = 2 * time_of(facts.program, off & facts.program.marked("narrow-operands")) > wide
-        beside = bool(self._beside(facts).any())
-        is_sure = factor is not None and wide > facts.thresholds.dominant_share * products
-        tf32 = None if doubles or by_default or narrow or is_left_out else self._by_tf32(facts, claims)
+        wide, products = self._wide(facts), facts.own_ns_having("label", *PRODUCTS)
+        factor = tensor_core_factor(facts, wide.peak)
+        is_sure = factor is not None and wide.off_ns > facts.thresholds.dominant_share * products
+        tf32 = self._by_tf32(facts, claims) if wide.may_take_tf32 else None
+        off_cores = wide.off_tensor_cores_ns
         return self.raised(
             facts,
             claimed,
-            title=first_of(
-                (is_left_out, self.part_title),
-                (doubles, self.doubles_title),
-                (by_default, self.default_title),
-                (narrow, self.narrow_title),
-                (units, self.matrix_title),
-                (beside, self.beside_title),
-                default="",
-            ),
-            confidence="high" if is_sure and not by_default else "medium",
+            title=self._title(wide),
+            confidence="high" if is_sure and not wide.by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
                 "off_tensor_cores_ns": off_cores,
                 "off_tensor_cores_share": off_cores / facts.wall_ns if off_cores is not None else None,
-                "float64_ns": doubles_ns if doubles else None,
-                "float64_share": doubles_ns / facts.wall_ns if doubles else None,
-                "of_products_share": wide / products if products and not is_left_out else None,
+                "float64_ns": wide.doubles_ns if wide.doubles else None,
+                "float64_share": wide.doubles_ns / facts.wall_ns if wide.doubles else None,
+                "of_products_share": wide.off_ns / products if products and not wide.left_out else None,
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
                 "tf32_gain_factor": tf32.expected if tf32 is not None else None,
-                "left_out_ns": left_out or None,
-                "left_out_of_products_share": left_out / products if left_out else None,
+                "left_out_ns": wide.left_out_ns or None,
+                "left_out_of_products_share": wide.left_out_ns / products if wide.left_out_ns else None,
             },
-            where=self._places(facts, claims) if is_left_out else kernel_names(facts, claims.of_work(self.id)),
-            remedies=(_AS_THE_REST,)
-            if is_left_out
-            else _OTHER_SHAPES
-            if narrow and not by_default
-            else (
-                _NO_DOUBLES if doubles else None,
-                *(
-                    bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
-                    for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
-                    if remedy is not _TF32 or (_tf32_is_faster(facts) and not beside)
-                ),
-            ),
-            # Passes move two bytes per number instead of four or eight.
-            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
-            + int((0.8 if doubles else 0.6) * passes)
-            + int(0.6 * time_of(facts.program, (default | self._beside(facts)) & facts.program.products))
-            + int(0.6 * left_out),
+            where=self._places(facts, claims) if wide.left_out else kernel_names(facts, claims.of_work(self.id)),
+            remedies=self._remedies(facts, wide, tf32),
+            bound_ns=self._bound_ns(facts, wide, factor or _LEAST_FACTOR),
             on_gpu=True,
             claims=claims,
         )
+
+    def _wide(self, facts: Facts) -> _Wide:
+        """Which wide formats most of the claimed products have."""
+        program, off = facts.program, off_tensor_cores(facts)
+        off_ns = time_of(program, off)
+        doubles_ns = time_of(program, _doubles(facts) & off)
+        left_out_ns = time_of(program, self._left_out(facts))
+        return _Wide(
+            off_ns,
+            doubles_ns,
+            left_out_ns,
+            left_out=left_out_ns > off_ns,
+            doubles=doubles_ns > off_ns / 2,
+            by_default=time_of(program, self._by_default(facts)) > off_ns,
+            narrow=2 * time_of(program, off & program.marked("narrow-operands")) > off_ns,
+            on_matrix_units=2 * time_of(program, _on_matrix_units(facts) & off) > off_ns,
+            beside_tf32=bool(self._beside(facts).any()),
+        )
+
+    def _title(self, wide: _Wide) -> str:
+        """One sentence for people; empty for fp32 on vector units in all products."""
+        return first_of(
+            (wide.left_out, self.part_title),
+            (wide.doubles, self.doubles_title),
+            (wide.by_default, self.default_title),
+            (wide.narrow, self.narrow_title),
+            (wide.on_matrix_units, self.matrix_title),
+            (wide.beside_tf32, self.beside_title),
+            default="",
+        )
+
+    def _remedies(self, facts: Facts, wide: _Wide, tf32: Gain | None) -> tuple[Remedy | None, ...]:
+        """What to do, the narrowest format first; `tf32`: the gain of TF32."""
+        if wide.left_out:
+            return (_AS_THE_REST,)
+        if wide.narrow and not wide.by_default:
+            return _OTHER_SHAPES
+        known = _NARROWER_REMEDIES["newer" if _capability(facts) >= (8, 0) else "older"]
+        if wide.by_default:
+            known = known[:1]
+        if not _tf32_is_faster(facts) or wide.beside_tf32:
+            known = tuple(remedy for remedy in known if remedy is not _TF32)
+        told = (bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy for remedy in known)
+        return _NO_DOUBLES if wide.doubles else None, *told
+
+    def _bound_ns(self, facts: Facts, wide: _Wide, factor: float) -> int:
+        """Time that narrower formats could save at most: passes move two bytes per number instead of four or eight."""
+        program = facts.program
+        passes = facts.own_ns_having("label", *PASSES)
+        in_tf32 = time_of(program, (self._by_default(facts) | self._beside(facts)) & program.products)
+        of_products = int(wide.off_ns * (1 - 0.75 / factor)) + int(0.6 * in_tf32) + int(0.6 * wide.left_out_ns)
+        return of_products + int((0.8 if wide.doubles else 0.6) * passes)
 
     def _places(self, facts: Facts, claims: Claims) -> tuple[str, ...]:
         """Modules, ranges or operators of the claimed products and passes; kernels if a range is all of the step."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import polars as pl
@@ -19,7 +20,7 @@ from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percen
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of, predicted
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.patterns import lazy_pattern
-from warplens.profile import NoteLevel
+from warplens.profile import Note, NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import Int64s, rows_named
 from warplens.profile.spelling import split_name
@@ -124,6 +125,41 @@ def _as_code(advice: str) -> str:
     return f"# {advice}" if match is None else f"# {match['words']}:\n{match['command']}"
 
 
+def _notes_of_missing(notes: Sequence[Note]) -> list[Note]:
+    """The notes after which the profile cannot answer; without any, the others on what was not recorded."""
+    blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
+    return blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
+
+
+def _title_of_missing(facts: Facts, only_communicates: bool, start: _Start | None, notes: Sequence[Note]) -> str:
+    """What is missing, in one sentence; that of a note is the first one's."""
+    if only_communicates:
+        return "The window has communication between GPUs but no compute."
+    if start is not None:
+        return start.title
+    if notes:
+        return notes[0].text
+    if not facts.wall_ns:
+        return "The window has no GPU work."
+    return "The profile does not record which calls launched the work, so the causes of idle time are unknown."
+
+
+def _recording_again(missing: Sequence[Note], managed: Sequence[Note]) -> tuple[Remedy, ...]:
+    """How to record what is missing, or else how to avoid what managed memory hides."""
+    if managed and not missing:
+        return (_PREFETCH,)
+    advice = [_as_code(note.remedy) for note in missing if note.remedy] or [_RECAPTURE]
+    return tuple(Remedy("Record again", code, _ANSWERS) for code in advice)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Data that were lost, aborted or never recorded."""
+
+    finding: Finding
+    decides: bool  #: whether too much is missing for any other verdict
+
+
 class IncompleteProfile(Rule):
     """Data that the diagnosis needs and that were lost, aborted or never recorded."""
 
@@ -154,59 +190,36 @@ class IncompleteProfile(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """What is missing, or else the pauses without an explanation."""
-        return self.missing(facts)[0] or self.unexplained(facts, claims)
+        missing = self.missing(facts)
+        return missing.finding if missing is not None else self.unexplained(facts, claims)
 
-    def missing(self, facts: Facts) -> tuple[Finding | None, bool]:
-        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing.
-
-        Also whether too much is missing for any other verdict.
-        """
-        limits, notes = facts.thresholds, facts.notes
-        blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
-        missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
-        aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else 0
-        managed = next(
-            (note for note in notes if note.code == "managed-memory" and note.level is NoteLevel.WARNING), None
-        )
-        unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
-        # Unknown causes of little idle time do not matter.
-        unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
+    def missing(self, facts: Facts) -> Missing | None:
+        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing."""
+        missing = _notes_of_missing(facts.notes)
+        is_blocked = any(note.level is NoteLevel.BLOCKING for note in missing)
+        managed = [note for note in facts.notes if note.code == "managed-memory" and note.level is NoteLevel.WARNING]
         only_communicates = _only_communication(facts)
-        loading, allocating = _starting_shares(facts)
-        starting = max(loading, allocating) > limits.dominant_share
-        shows_nothing = not facts.wall_ns or unknown or only_communicates or starting
+        start = _start(facts)
+        shows_nothing = not facts.wall_ns or _hides_causes(facts) or only_communicates or start is not None
         if not missing and not shows_nothing:
-            return None, False
-        told = next((note.text for note in (*missing, managed) if note is not None), "")
-        does = "the host loads code" if loading >= allocating else "memory is allocated"
-        waits = f"for {percent(max(loading, allocating))} of it the GPU waits while {does}"
-        text = first_of(
-            (only_communicates, "The window has communication between GPUs but no compute."),
-            (starting, f"The window has a start-up: {waits}."),
-            (told, told),
-            (not facts.wall_ns, "The window has no GPU work."),
-            default="The profile does not record which calls launched the work, so the causes of idle time are "
-            "unknown.",
-        )
-        remedies = tuple(Remedy("Record again", _as_code(note.remedy), _ANSWERS) for note in missing if note.remedy)
-        if managed is not None and not missing:
-            remedies = (_PREFETCH,)
+            return None
+        # Without GPU work, shares are unknown, not 0 %.
+        aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else None
         finding = self.described(
             facts,
-            title=text,
-            confidence="high" if blocking or not facts.wall_ns else "medium",
+            title=_title_of_missing(facts, only_communicates, start, (*missing, *managed)),
+            confidence="high" if is_blocked or not facts.wall_ns else "medium",
             evidence={
-                # Without GPU work, its share is unknown, not 0 %.
                 "gpu_busy_share": facts.busy_share if facts.wall_ns else None,
                 "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else None,
-                "aborted_steps_count": aborted if facts.wall_ns else None,
+                "aborted_steps_count": aborted,
                 "idle_attributed_share": facts.attributed_share,
-                "loading_share": loading if starting and loading else None,
-                "allocating_share": allocating if starting and allocating else None,
+                **(start.evidence if start is not None else {}),
             },
-            remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
+            remedies=(STEPS_ONLY,) if start is not None else _recording_again(missing, managed),
         )
-        return finding, bool(blocking) or shows_nothing or aborted >= limits.aborted_share * facts.steps > 0
+        many_aborted = (aborted or 0) >= facts.thresholds.aborted_share * facts.steps > 0
+        return Missing(finding, is_blocked or shows_nothing or many_aborted)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
         """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
@@ -257,17 +270,46 @@ def _only_communication(facts: Facts) -> bool:
     return bool(facts.own_ns_having("label", "communication")) and not facts.own_ns(others)
 
 
-def _starting_shares(facts: Facts) -> tuple[float, float]:
-    """Shares of a window without repeating steps in which the GPU waits for calls that load code, and that allocate.
+def _hides_causes(facts: Facts) -> bool:
+    """Whether the causes of most of the idle time are unknown, and it is not so little that they do not matter."""
+    limits = facts.thresholds
+    is_unknown = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
+    return is_unknown and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
 
-    Repeating steps have loaded their code and filled the allocator's cache before. Memory that is freed again fills no
-    cache.
+
+@dataclass(frozen=True)
+class _Start:
+    """A window without repeating steps in which the GPU mostly waits for the host to start up.
+
+    Repeating steps have loaded their code and filled the allocator's cache before.
     """
+
+    #: loading, allocating: shares of the window in which the GPU waits for calls that load code, and that allocate
+    loading: float
+    allocating: float
+
+    @property
+    def title(self) -> str:
+        """One sentence for people."""
+        does = "the host loads code" if self.loading >= self.allocating else "memory is allocated"
+        waits = percent(max(self.loading, self.allocating))
+        return f"The window has a start-up: for {waits} of it the GPU waits while {does}."
+
+    @property
+    def evidence(self) -> dict[str, float | None]:
+        """The shares, those of 0 left out."""
+        return {"loading_share": self.loading or None, "allocating_share": self.allocating or None}
+
+
+def _start(facts: Facts) -> _Start | None:
+    """The start-up that takes most of the window; None if there is none."""
     if len(facts.window.steps) > 1 or not facts.wall_ns:
-        return 0.0, 0.0
-    loading = int(time_inside(code_loading(facts, slow_launches=True), facts.gaps).sum())
+        return None
+    loading = int(time_inside(code_loading(facts, slow_launches=True), facts.gaps).sum()) / facts.wall_ns
+    # Memory that is freed again fills no cache.
     frees = rows_named(facts.timeline.api_calls_in(facts.window)["name"], lambda name: _FREES.search(name) is not None)
-    return loading / facts.wall_ns, 0.0 if frees.any() else facts.idle("allocation") / facts.wall_ns
+    allocating = 0.0 if frees.any() else facts.idle("allocation") / facts.wall_ns
+    return _Start(loading, allocating) if max(loading, allocating) > facts.thresholds.dominant_share else None
 
 
 #: Sections of Nsight Compute that show why kernels of a category are below their roof; all others: `_OTHERS`.
