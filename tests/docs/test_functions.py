@@ -18,7 +18,6 @@ LARGE = {
     "diagnosis.rules.communication:ExposedCommunication.find": 23,
     "diagnosis.rules.copies:BlockingCopy.find": 49,
     "diagnosis.rules.gradients:UnusedGradients._unused": 22,
-    "diagnosis.rules.launches:LaunchOverhead.find": 66,
     "diagnosis.rules.precision:Precision.find": 33,
     "diagnosis.rules.stalls:HostStall.find": 47,
     "diagnosis.rules.whole:IncompleteProfile.missing": 32,
