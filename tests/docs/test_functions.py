@@ -19,7 +19,6 @@ LARGE = {
     "diagnosis.rules.copies:BlockingCopy.find": 49,
     "diagnosis.rules.gradients:UnusedGradients._unused": 22,
     "diagnosis.rules.precision:Precision.find": 33,
-    "diagnosis.rules.stalls:HostStall.find": 47,
     "diagnosis.rules.whole:IncompleteProfile.missing": 32,
     "diagnosis.verdict:_first_to_mend": 34,
     "diagnosis.verdict:diagnose": 24,
