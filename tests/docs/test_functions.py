@@ -16,7 +16,6 @@ LARGE = {
     "diagnosis.rule:Rule.raised": 34,
     "diagnosis.rules.communication:ExposedCommunication._remedies": 22,
     "diagnosis.rules.communication:ExposedCommunication.find": 23,
-    "diagnosis.rules.copies:BlockingCopy.find": 49,
     "diagnosis.rules.gradients:UnusedGradients._unused": 22,
     "diagnosis.rules.precision:Precision.find": 33,
     "diagnosis.rules.whole:IncompleteProfile.missing": 32,
