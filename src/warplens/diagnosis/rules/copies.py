@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import ClassVar, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,6 @@ from warplens.diagnosis.rule import (
     Limit,
     Rule,
     bringing,
-    first_of,
     gain_of,
     modelled,
     predicted,
@@ -106,11 +105,50 @@ def _every_copy(facts: Facts) -> pl.DataFrame:
     return over_link.select("start_ns", "end_ns", "bytes", pageable=IS_PAGEABLE)
 
 
+def _copied_bytes(facts: Facts) -> dict[str, float | None]:
+    """Evidence: number, bytes and rate of all copies over the link."""
+    every = _every_copy(facts)
+    bytes_, copying_ns = int(every["bytes"].sum()), total(union(Intervals.of(every)))
+    return {
+        "copied_bytes_per_step": bytes_ / facts.steps,
+        "copies_per_step": every.height / facts.steps,
+        "bandwidth_bytes_per_s": bytes_ / copying_ns * _NS_PER_S if copying_ns else None,
+        "pageable_share": int(every.filter("pageable")["bytes"].sum()) / bytes_ if bytes_ else None,
+    }
+
+
 def ones_at(facts: Facts, rows: Int64s) -> Float64s:
     """Shares of the pieces of work, shape (pieces,): all of these rows, none of the others."""
     share = np.zeros(facts.work.height)
     share[rows] = 1.0
     return share
+
+
+#: The pattern of the copies: data that could stay on the GPU (a set of tensors that is fetched, data that come back, a
+#: set that is sent, other data sent in the middle of a step), many small pieces, or inputs and results of the steps.
+_Pattern: TypeAlias = Literal["fetched-set", "returning", "sent-set", "staying", "pieces", "passing"]
+_Way: TypeAlias = Literal["sent", "fetched", "both"]
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The copies of a window, as far as the remedies go by them."""
+
+    pattern: _Pattern
+    way: _Way  #: the direction that the remedies change
+    pageable_share: float  #: of their bytes; 0 if unknown
+    halved: float  #: gain of half of the bytes
+    link_bound: bool = False  #: whether half of the bytes gain more than other ways to copy
+
+    @property
+    def stay(self) -> bool:
+        """Whether the data could stay on the GPU."""
+        return self.pattern not in ("pieces", "passing")
+
+    @property
+    def unpinned(self) -> bool:
+        """Whether the copies are from or to pageable memory."""
+        return self.pageable_share >= BlockingCopy.pageable_share
 
 
 _NS_PER_S = 1e9
@@ -178,6 +216,13 @@ class BlockingCopy(Rule):
     )
 
     pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
+    titles: ClassVar[Mapping[_Pattern, str]] = {
+        "fetched-set": set_title,
+        "returning": returning_title,
+        "sent-set": sent_title,
+        "staying": staying_title,
+        "pieces": pieces_title,
+    }
 
     def makes_launches(self, finding: Finding) -> bool:
         """True for many copies one after the other, each of which the host issues and waits for."""
@@ -212,109 +257,111 @@ class BlockingCopy(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.total_ns(self.id)
-        exposed = claims.of_work(self.id)
         if not claimed:
             return None
-        copies = facts.work.select("bytes", "pageable")[link_copies(facts)]
-        moved = int(copies["bytes"].sum())
-        from_pageable = int(copies.filter("pageable")["bytes"].sum()) / moved if moved else None
-        every = _every_copy(facts)
-        every_bytes, copying_ns = int(every["bytes"].sum()), total(union(Intervals.of(every)))
-        unpinned = (from_pageable or 0.0) >= self.pageable_share
-        staying = self._staying(facts)
-        stays = bool(staying.any())
-        pieces = self._pieces(facts)
-        of_set = stays and not (staying * facts.program.having("label", HOST_COPIES[0])).any()
-        returns = stays and not of_set and self._comes_back(facts, staying)
-        at_once = facts.replayed("no-synchronization", calls=pieces) if pieces.any() and not stays else None
+        staying, pieces = self._staying(facts), self._pieces(facts)
+        at_once = None
+        if pieces.any() and not staying.any():
+            at_once = facts.replayed("no-synchronization", calls=pieces)
         replayed = at_once or self._replayed(facts, staying)
         if replayed is None and not _computes(facts):
             replayed = Gain(1.0, 1.0, 1.0)  # nothing hides pinned copies
-        halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
-        link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
-        direction = self._direction(facts)
-        fetched = of_set or (not stays and direction == HOST_COPIES[1])
-        both = not stays and direction is None
-        less = Remedy(
-            "Copy less",
-            _FEWER_RESULTS
-            if fetched
-            else "# send uint8 images or token ids and convert on the GPU; keep results there",
-            f"{GAIN}; with half of the bytes, and in proportion to them",
-        )
-        overlaps = self._overlaps(facts)
-        pinned = _pinned(facts, fetched=fetched, from_pageable=bool(from_pageable))
-        ahead: Remedy | None
-        if not _computes(facts):
-            ahead = None
-        elif both:
-            ahead = _both_directions(facts)
-        else:
-            ahead = _behind(facts) if fetched else _ahead(facts, stays=stays, unpinned=unpinned)
-        others = not stays and not link_bound and at_once is None
-        if overlaps or not others:
-            pinned = bringing(pinned, self._copied(facts, "async-copies"))
-        if ahead is not None and (not overlaps or not others):
-            ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
-        if not link_bound:
-            # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
-            known = halved > 1 and not fetched
-            less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
+        copies = self._copies(facts, claims, "passing" if at_once is None else "pieces")
+        if copies.pattern == "passing" and replayed is not None:
+            copies = replace(copies, link_bound=copies.halved > 1 + (replayed.high - 1) * NOISE)
+            if copies.link_bound:
+                replayed = replace(replayed, expected=copies.halved, high=max(copies.halved, replayed.high))
         # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
         return self.raised(
             facts,
             claimed,
-            title=first_of(
-                (of_set, self.set_title),
-                (returns, self.returning_title),
-                (stays and bool(sent_sets(facts)[staying > 0].all()), self.sent_title),
-                (stays, self.staying_title),
-                (at_once is not None, self.pieces_title),
-                (unpinned and fetched, self.fetched_title),
-                (unpinned, "Copies from pageable memory delay the work"),
-                default="Copies between host and GPU run while nothing computes",
-            ),
-            confidence="high" if unpinned and facts.sure else "medium",
+            title=self._title(copies),
+            confidence="high" if copies.unpinned and facts.sure else "medium",
             evidence={
                 "exposed_copy_ns": claims.busy_ns(self.id),
                 "host_held_idle_ns": claims.idle_ns(self.id),
                 "claimed_share": claimed / facts.wall_ns,
-                "copied_bytes_per_step": every_bytes / facts.steps,
-                "copies_per_step": every.height / facts.steps,
-                "bandwidth_bytes_per_s": every_bytes / copying_ns * _NS_PER_S if copying_ns else None,
-                "pageable_share": int(every.filter("pageable")["bytes"].sum()) / every_bytes if every_bytes else None,
+                **_copied_bytes(facts),
             },
-            where=range_names(facts, facts.work["range"], exposed)
+            where=range_names(facts, facts.work["range"], claims.of_work(self.id))
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
-            remedies=(_OF_SET, pinned)
-            if of_set
-            else (_RETURNING if returns else _STAYING, ahead)
-            if stays
-            else (
-                _ALL_PIECES if at_once is not None else None,
-                less if link_bound else None,
-                *((ahead, pinned) if overlaps else (pinned, ahead)),
-                *self._once(facts),
-                None if link_bound else less,
-                None if both else self._other_way(facts, fetched=fetched, unpinned=unpinned),
-            ),
+            remedies=self._remedies(facts, copies),
             on_gpu=True,
-            kept=0.0 if stays else self.kept_share,
-            replayed=replace(replayed, expected=halved, high=max(halved, replayed.high))
-            if link_bound and replayed is not None
-            else replayed,
+            kept=0.0 if copies.stay else self.kept_share,
+            replayed=replayed,
             busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.own_idle_ns + claims.busy_ns(self.id),
         )
 
-    def _other_way(self, facts: Facts, *, fetched: bool, unpinned: bool) -> Remedy | None:
+    def _copies(self, facts: Facts, claims: Claims, otherwise: _Pattern) -> _Copies:
+        """The copies of the window; `otherwise` is their pattern if none could stay on the GPU."""
+        bytes_ = facts.work.select("bytes", "pageable")[link_copies(facts)]
+        moved = int(bytes_["bytes"].sum())
+        pageable_share = int(bytes_.filter("pageable")["bytes"].sum()) / moved if moved else 0.0
+        staying = self._staying(facts)
+        if staying.any():
+            pattern = self._pattern_of_staying(facts, staying)
+            return _Copies(pattern, "fetched" if pattern == "fetched-set" else "sent", pageable_share, halved=1.0)
+        way: _Way = "both"
+        if (direction := self._direction(facts)) is not None:
+            way = "fetched" if direction == HOST_COPIES[1] else "sent"
+        halved = gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
+        return _Copies(otherwise, way, pageable_share, halved)
+
+    def _pattern_of_staying(self, facts: Facts, staying: Float64s) -> _Pattern:
+        """The pattern of these copies of data that could stay on the GPU."""
+        if not staying[facts.program.having("label", HOST_COPIES[0])].any():
+            return "fetched-set"
+        if self._comes_back(facts, staying):
+            return "returning"
+        return "sent-set" if sent_sets(facts)[staying > 0].all() else "staying"
+
+    def _title(self, copies: _Copies) -> str:
+        """The title for these copies."""
+        if copies.pattern in self.titles:
+            return self.titles[copies.pattern]
+        if not copies.unpinned:
+            return "Copies between host and GPU run while nothing computes"
+        return self.fetched_title if copies.way == "fetched" else "Copies from pageable memory delay the work"
+
+    def _remedies(self, facts: Facts, copies: _Copies) -> tuple[Remedy | None, ...]:
+        """The remedies for these copies, in order.
+
+        The gain of the finding is that of the first remedy for inputs and results: pinned memory or a stream of their
+        own, or fewer bytes if the link is the limit. All others have gains of their own.
+        """
+        overlaps = self._overlaps(facts)
+        is_first = copies.pattern == "passing" and not copies.link_bound
+        pinned = _pinned(facts, fetched=copies.way == "fetched", from_pageable=copies.pageable_share > 0)
+        if overlaps or not is_first:
+            pinned = bringing(pinned, self._copied(facts, "async-copies"))
+        ahead = _overlapped(facts, copies) if _computes(facts) else None
+        if ahead is not None and not (overlaps and is_first):
+            ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
+        if copies.pattern == "fetched-set":
+            return _OF_SET, pinned
+        if copies.stay:
+            return _RETURNING if copies.pattern == "returning" else _STAYING, ahead
+        less = _less(copies)
+        return (
+            _ALL_PIECES if copies.pattern == "pieces" else None,
+            less if copies.link_bound else None,
+            *((ahead, pinned) if overlaps else (pinned, ahead)),
+            *self._once(facts),
+            None if copies.link_bound else less,
+            self._other_way(facts, copies),
+        )
+
+    def _other_way(self, facts: Facts, copies: _Copies) -> Remedy | None:
         """The remedy for large copies in the direction that the others do not name, with its replayed gain."""
-        hidden = _both_ways(facts) and _computes(facts)
-        gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched]) if hidden else None
+        if copies.way == "both" or not _both_ways(facts) or not _computes(facts):
+            return None
+        fetched = copies.way == "fetched"
+        gain = facts.replayed("overlapped-copies", direction=HOST_COPIES[not fetched])
         if gain is None or gain.expected < facts.thresholds.raise_ceiling:
             return None
-        remedy = _ahead(facts, stays=False, unpinned=unpinned) if fetched else _behind(facts)
+        remedy = _ahead(facts, stays=False, unpinned=copies.unpinned) if fetched else _behind(facts)
         return bringing(remedy, gain)
 
     def _once(self, facts: Facts) -> Iterator[Remedy]:
@@ -526,6 +573,21 @@ _FEWER_RESULTS: Final = (
 )
 
 
+def _less(copies: _Copies) -> Remedy:
+    """The remedy to copy fewer bytes; it has a gain of its own unless the link is the limit."""
+    fetched = copies.way == "fetched"
+    less = Remedy(
+        "Copy less",
+        _FEWER_RESULTS if fetched else "# send uint8 images or token ids and convert on the GPU; keep results there",
+        f"{GAIN}; with half of the bytes, and in proportion to them",
+    )
+    if copies.link_bound:
+        return less
+    # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
+    known = copies.halved > 1 and not fetched
+    return bringing(less, Gain(copies.halved, copies.halved, copies.halved) if known else None, "traffic")
+
+
 @once
 def _computes(facts: Facts) -> bool:
     """Whether there is work that can hide copies."""
@@ -586,6 +648,13 @@ def _both_directions(facts: Facts) -> Remedy:
         "# two or three buffers of each in turn: one step's input, another's work and a third's results at a time",
         modelled(facts, "overlapped-copies"),
     )
+
+
+def _overlapped(facts: Facts, copies: _Copies) -> Remedy:
+    """The remedy to copy on a stream of its own, in the direction that the remedies change."""
+    if copies.way == "both":
+        return _both_directions(facts)
+    return _behind(facts) if copies.way == "fetched" else _ahead(facts, stays=copies.stay, unpinned=copies.unpinned)
 
 
 def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import number
+from warplens.analysis.frames import number, once
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
 from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy
@@ -29,7 +30,7 @@ from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at
 from warplens.diagnosis.rules.optimizer import capturable, fused_call, optimizer_class
 from warplens.diagnosis.structure import Passes, backward_work, loops_of, turns_of_step
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Float64s, name_categories
+from warplens.profile.schema import name_categories
 
 #: For idle time before launches of CUDA graphs.
 _FROM_GRAPHS: Final = (
@@ -95,6 +96,9 @@ _ONE_RECURRENCE: Final = Remedy(
     "# if another network runs between time steps: a CUDA graph of the loop",
     f"{GAIN}: cuDNN issues the time steps without the framework in between, and fuses all but the products",
 )
+
+#: Least share of the kernels that start at once on a waiting GPU if the host sets the pace.
+_PROMPT_SHARE: Final = 0.5
 
 #: Most kernels between two cells of one recurrence.
 _MOST_BETWEEN_CELLS: Final = 64
@@ -172,6 +176,7 @@ _UPDATED: Final = (
 )
 
 
+@once
 def _behind_backward(facts: Facts) -> float | None:
     """Kernels per step that start behind the last one of its backward pass, if they are most; else None."""
     if facts.phase is not None or not facts.trains or not facts.window.steps:
@@ -186,16 +191,55 @@ def _behind_backward(facts: Facts) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Recurrence:
-    """A recurrent network that is launched one time step after another."""
+class _Repetition:
+    """Work that a step launches many times, one after another, and could launch once."""
 
-    time: Float64s  #: share of the time of each piece of work that one call for all time steps saves
-    calls: Float64s  #: share of the host's time for issuing each piece that goes away
-    cells: float  #: cells per step
+    kind: Literal["passes", "turns", "cells", "none"]  #: equal passes, turns of a loop, cells of a recurrent network
+    at_once: Remedy | None  #: to launch it once
+    gain: Gain | None  #: replayed gain of that remedy; None if unknown
+    evidence: Mapping[str, float]  #: numbers that show it
+    removed_ns: int = 0  #: GPU time that goes away with it
+    is_sequential: bool = False  #: whether each turn probably needs the result of the last
 
 
-def _recurrence(facts: Facts) -> _Recurrence | None:
-    """The recurrence of a step; None if no cells are launched one by one.
+_NO_REPETITION: Final = _Repetition("none", None, None, {})
+
+
+def _reaches(gain: Gain | None, other: Gain | None) -> bool:
+    """Whether a gain is known, and no smaller than the other one, if that is known."""
+    return gain is not None and (other is None or gain.expected >= other.expected)
+
+
+def _equal_passes(facts: Facts, passes: Passes) -> _Repetition:
+    """These passes of a step, with the gain of one batch instead; no repetition for one pass or an unknown gain.
+
+    One batch needs one set of launches, and its kernels take as long as they fill the GPU. The profile does not show
+    how much of the host's other work is per pass and how much per item: half of it is expected to go away.
+    """
+    if passes.count <= 1:
+        return _NO_REPETITION
+    saved = passes.saved_share(facts, filled_share(facts))
+    gain = facts.replayed(time=saved, calls=passes.calls(facts), stalls=0.5)
+    if gain is None:
+        return _NO_REPETITION
+    shown = {"passes_per_step": passes.count}
+    return _Repetition("passes", as_one_batch(passes), gain, shown, passes.removed_ns(facts, saved))
+
+
+def _turns(facts: Facts) -> _Repetition | None:
+    """The turns of a loop, with the gain of the work of all turns at once; None without such a loop."""
+    turns = turns_of_step(facts)
+    if turns is None:
+        return None
+    gain = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True)
+    shown = {"turns_per_step": turns.count, "launches_per_turn_factor": turns.launches}
+    return _Repetition("turns", _ALL_TURNS, gain, shown, is_sequential=turns.searches)
+
+
+def _cells(facts: Facts, graph_gain: Gain | None) -> _Repetition | None:
+    """The cells of a recurrence that are launched one by one, with the gain of one call for all.
+
+    None without such cells, for an unknown gain, and if a CUDA graph gains more.
 
     One call removes the copies, sums and casts between cells. Products and the arithmetic of the cells stay. cuDNN
     still launches a few kernels per time step: two LSTMs took a quarter and a fifth of the host time of their loops
@@ -212,9 +256,95 @@ def _recurrence(facts: Facts) -> _Recurrence | None:
                 inside[rows[group[0] : group[-1] + 1]] = True
     if not inside.any():
         return None
-    passes = inside & program.passes & ~cells
-    calls = np.where(inside, _CELLS_SAVED_SHARE, 0.0)
-    return _Recurrence(passes.astype(np.float64), calls, float(cells.sum()) / facts.steps)
+    time = (inside & program.passes & ~cells).astype(np.float64)
+    gain = facts.replayed(time=time, calls=np.where(inside, _CELLS_SAVED_SHARE, 0.0), elsewhere=True)
+    if not _reaches(gain, graph_gain):
+        return None
+    shown = {"cells_per_step": float(cells.sum()) / facts.steps}
+    return _Repetition("cells", _ONE_RECURRENCE, gain, shown, int(time @ program.own_ns))
+
+
+def _obstacles(facts: Facts) -> str:
+    """Text after the gain of a graph: what must go before the step can be captured, such as a growing cache."""
+    allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
+    calls = (
+        ("wait", facts.host.waits, facts.waits_inside),
+        ("allocation", facts.host.allocations, allocates),
+    )
+    per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
+    inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
+    removed = f"{inside} per step (warplens code lists them)" if per_step else ""
+    grown = (
+        "copies that grow each time: first a cache of fixed size (transformers: StaticCache)"
+        if copies_grow(facts)
+        else ""
+    )
+    told = "; ".join(filter(None, (removed, grown)))
+    return f"; the gain includes the removal of what no graph can capture: {told}" if told else ""
+
+
+def _graph(facts: Facts) -> tuple[Remedy, Gain | None]:
+    """The remedy of a CUDA graph, of the step or of many short turns in it, and its replayed gain."""
+    of_step, of_turns = facts.replayed("cuda-graph"), _many_turns(facts)
+    if of_turns is not None and not _reaches(of_step, of_turns):
+        return _MANY_TURNS, of_turns
+    how = _captured_training(facts) if facts.trains else _CAPTURED
+    expected = modelled(facts, "cuda-graph") + _obstacles(facts)
+    return Remedy("Replay the step from a CUDA graph", how, expected), of_step
+
+
+def _fewer_kernels(facts: Facts, *, networks: bool) -> Remedy:
+    """The remedy to launch fewer kernels; `networks` says whether loops over networks may be stacked."""
+    return Remedy(
+        "Launch fewer kernels",
+        "model = torch.compile(model)  # fuses elementwise work\n"
+        + (_UPDATED if _behind_backward(facts) is not None else "")
+        + (_STACKED if networks and _loops_over_networks(facts) else "")
+        + "# F.scaled_dot_product_attention for written-out attention\n"
+        f"# a fused optimizer for its kernels: {fused_call(facts)}",
+        "in proportion to the launches saved",
+    )
+
+
+def _more_in_each(facts: Facts, replayed: Gain | None) -> Remedy:
+    """The remedy of larger batches, with its own gain if launches cost much: else more work in each brings little."""
+    larger = Remedy(
+        "Give each launch more work",
+        "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
+        if facts.trains
+        else "# a larger batch: answer several requests, or chunks of the input, in one pass",
+        "the same step time for more samples, until the GPU is busy",
+    )
+    costs_much = replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
+    return more_at_a_time(facts, larger) if costs_much else larger
+
+
+def _confidence(facts: Facts) -> Confidence:
+    """How sure the finding is: if the host sets the pace, most kernels start at once on a waiting GPU."""
+    prompt = facts.host.launches.prompt_share if facts.phase is None else None
+    if not facts.window.steps:
+        return "low"
+    return "high" if facts.sure and (prompt is None or prompt >= _PROMPT_SHARE) else "medium"
+
+
+def _launch_rate(facts: Facts) -> dict[str, float | None]:
+    """How many kernels the host launches, how fast, and how long they take; the pace is that of whole windows."""
+    durations = pl.Series(facts.lengths).filter(facts.work["kind"] == "kernel")
+    needed = {
+        "launches_per_step": durations.len() / facts.process_steps,
+        "kernel_median_ns": number(durations.median()),
+        "host_needed_ns_per_step": facts.host_needed_ns / facts.process_steps,
+    }
+    if facts.phase is not None:
+        return needed
+    launches = facts.host.launches
+    return {
+        **needed,
+        "launch_interval_median_ns": launches.interval_median_ns,
+        "launch_call_median_ns": launches.api_median_ns,
+        "kernels_shorter_than_interval_share": launches.shorter_than_interval_share,
+        "launched_onto_idle_gpu_share": launches.prompt_share,
+    }
 
 
 class LaunchOverhead(Rule):
@@ -263,86 +393,57 @@ class LaunchOverhead(Rule):
     )
     thresholds = ("unsure_warning_ceiling",)
 
-    looped_title: ClassVar = "A loop launches the same few small kernels in every turn, and the GPU waits for them"
-
-    cells_title: ClassVar = "A recurrent network is launched one time step after another, and the GPU waits for it"
+    #: For each kind of repetition.
+    titles: ClassVar[Mapping[str, str]] = {
+        "none": title,
+        "passes": title,
+        "turns": "A loop launches the same few small kernels in every turn, and the GPU waits for them",
+        "cells": "A recurrent network is launched one time step after another, and the GPU waits for it",
+    }
 
     ahead_share = Limit(0.8, "A host that needs at most 80 % of the GPU's time is ahead of it without the profiler.")
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
-        launches = facts.host.launches
-        is_whole = facts.phase is None
+        if not claimed:
+            return None
         passes = passes_apart(facts, claims)
-        graph = facts.replayed("cuda-graph") if claimed else None
-        many_turns = _many_turns(facts) if claimed else None
-        if many_turns is not None and (graph is None or graph.expected < many_turns.expected):
-            graph = many_turns
-        merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
-        merged_less = None
-        if merged is not None and graph is not None and merged.expected < graph.expected:
-            merged, merged_less = None, merged
-        turns = turns_of_step(facts) if claimed and merged is None else None
-        at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
-        cells = _recurrence(facts) if claimed and merged is None and turns is None else None
-        one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
-        if one_call is None or (graph is not None and one_call.expected < graph.expected):
-            cells = one_call = None
+        graph, graph_gain = _graph(facts)
+        batch = _equal_passes(facts, passes)
+        if _reaches(batch.gain, graph_gain):
+            repetition = batch
+        else:
+            repetition = _turns(facts) or _cells(facts, graph_gain) or _NO_REPETITION
         from_graphs = facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
         # Turns that need the result of the last turn cannot become one, but a graph can replay them.
-        is_sequential = turns is not None and turns.searches and graph is not None and not from_graphs
-        replayed = merged or (None if is_sequential else at_once) or one_call or graph
-        at_a_time = (
-            as_one_batch(passes) if merged is not None else None,
-            _ALL_TURNS if turns is not None and not is_sequential else None,
-        )
-        removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
-        if merged is not None:
-            removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
-        behind = _behind_backward(facts) if claimed else None
-        graphed = (
-            _MANY_TURNS
-            if many_turns is not None and graph is many_turns
-            else Remedy(
-                "Replay the step from a CUDA graph",
-                _captured_training(facts) if facts.trains else _CAPTURED,
-                modelled(facts, "cuda-graph") + self._obstacles(facts),
+        graph_first = repetition.is_sequential and graph_gain is not None and not from_graphs
+        first = _NO_REPETITION if graph_first else repetition
+        replayed = first.gain or graph_gain
+        remedies: tuple[Remedy | None, ...]
+        if from_graphs:
+            remedies = (first.at_once if first.kind != "cells" else None, *_FROM_GRAPHS)
+        else:
+            remedies = (
+                first.at_once,
+                graph if replayed is graph_gain else bringing(graph, graph_gain),
+                *(bringing(one.at_once, one.gain) for one in (repetition, batch) if one.at_once and one is not first),
+                _fewer_kernels(facts, networks=repetition.kind in ("cells", "none")),
+                _more_in_each(facts, replayed),
             )
-        )
-        larger = Remedy(
-            "Give each launch more work",
-            "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
-            if facts.trains
-            else "# a larger batch: answer several requests, or chunks of the input, in one pass",
-            "the same step time for more samples, until the GPU is busy",
-        )
-        # If the host sets the pace, most kernels start at once on a waiting GPU.
-        prompt = launches.prompt_share if is_whole else None
-        sure = facts.sure and (prompt is None or prompt >= 0.5)
-        confidence: Confidence = "high" if sure else "medium"
-        is_kernel = pl.col("kind") == "kernel"
-        durations = facts.work.select((pl.col("end_ns") - pl.col("start_ns")).filter(is_kernel)).to_series()
+        # Without the profiler, the host may be ahead of the GPU; a loop of tiny kernels is worth fixing all the same.
+        is_loop = repetition.kind == "turns"
         return self.raised(
             facts,
             claimed,
-            title=self.looped_title if turns is not None else self.cells_title if cells is not None else "",
-            confidence=confidence if len(facts.window.steps) else "low",
+            title=self.titles[repetition.kind],
+            confidence=_confidence(facts),
             evidence={
                 "idle_ns": claimed,
                 "idle_share": claimed / facts.wall_ns,
-                "launches_per_step": durations.len() / facts.process_steps,
-                "behind_backward_per_step": behind,
-                "passes_per_step": passes.count if merged is not None else None,
-                "cells_per_step": cells.cells if cells is not None else None,
-                "turns_per_step": turns.count if turns is not None else None,
-                "launches_per_turn_factor": turns.launches if turns is not None else None,
-                "launch_interval_median_ns": launches.interval_median_ns if is_whole else None,
-                "launch_call_median_ns": launches.api_median_ns if is_whole else None,
-                "kernel_median_ns": number(durations.median()),
-                "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if is_whole else None,
-                "launched_onto_idle_gpu_share": prompt,
-                "host_needed_ns_per_step": facts.host_needed_ns / facts.process_steps,
+                "behind_backward_per_step": _behind_backward(facts),
+                **repetition.evidence,
+                **_launch_rate(facts),
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             issuing_ns=claims.issuing_ns[self.id],
@@ -355,64 +456,10 @@ class LaunchOverhead(Rule):
             ),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=replayed,
-            busy_ns=removed_ns,
-            # Without the profiler, the host may be ahead of the GPU.
+            busy_ns=repetition.removed_ns,
             warning=facts.thresholds.unsure_warning_ceiling
-            if turns is None and facts.unprofiled_host_ns < facts.busy_ns
+            if not is_loop and facts.unprofiled_host_ns < facts.busy_ns
             else None,
-            # A loop of tiny kernels is worth fixing however fast a launch is.
-            informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
-            remedies=(*at_a_time, *_FROM_GRAPHS)
-            if from_graphs
-            else (
-                *at_a_time,
-                _ONE_RECURRENCE if cells is not None else None,
-                graphed if replayed is graph else bringing(graphed, graph),
-                bringing(_ALL_TURNS, at_once) if is_sequential else None,
-                bringing(as_one_batch(passes), merged_less) if merged_less is not None else None,
-                Remedy(
-                    "Launch fewer kernels",
-                    "model = torch.compile(model)  # fuses elementwise work\n"
-                    + (_UPDATED if behind is not None else "")
-                    + (_STACKED if turns is None and merged is None and _loops_over_networks(facts) else "")
-                    + "# F.scaled_dot_product_attention for written-out attention\n"
-                    f"# a fused optimizer for its kernels: {fused_call(facts)}",
-                    "in proportion to the launches saved",
-                ),
-                # If launches cost little, more work in each brings little.
-                more_at_a_time(facts, larger)
-                if replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
-                else larger,
-            ),
+            informs=not is_loop and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
+            remedies=remedies,
         )
-
-    @staticmethod
-    def _obstacles(facts: Facts) -> str:
-        """Text after the gain of a graph: what must go before the step can be captured, such as a growing cache."""
-        allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
-        calls = (
-            ("wait", facts.host.waits, facts.waits_inside),
-            ("allocation", facts.host.allocations, allocates),
-        )
-        per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
-        inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
-        removed = f"{inside} per step (warplens code lists them)" if per_step else ""
-        grown = (
-            "copies that grow each time: first a cache of fixed size (transformers: StaticCache)"
-            if copies_grow(facts)
-            else ""
-        )
-        told = "; ".join(filter(None, (removed, grown)))
-        return f"; the gain includes the removal of what no graph can capture: {told}" if told else ""
-
-    def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
-        """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
-
-        The profile does not show how much of the host's other work is per pass and how much per item: half of it is
-        expected to go away.
-        """
-        return facts.replayed(time=self._saved(facts, passes), calls=passes.calls(facts), stalls=0.5)
-
-    @staticmethod
-    def _saved(facts: Facts, passes: Passes) -> Float64s:
-        return passes.saved_share(facts, filled_share(facts))

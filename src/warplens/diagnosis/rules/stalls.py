@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
-from typing import ClassVar, Final, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import largest
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.prediction import Change
 from warplens.analysis.repetition import MIN_REPEATS
@@ -18,7 +19,7 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, range_names, time_by_range
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import Confidence, Finding, Remedy
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     SEEN_IDLE,
@@ -32,6 +33,9 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.profile.schema import Bools, Float64s, Int64s
+
+#: What is done about one activity of the host.
+_Remedies: TypeAlias = Remedy | tuple[Remedy, ...]
 
 #: For preparing the input of the next step.
 _INPUT: Final = (
@@ -64,7 +68,7 @@ _SAVING: Final = Remedy(
 )
 
 #: Pattern of the name of a range that is open during a pause → remedies.
-_ACTIVITIES: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
+_ACTIVITIES: Final[dict[str, _Remedies]] = {
     r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
     r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])": _INPUT,
     r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])": _COMPILING,
@@ -174,6 +178,45 @@ _SEE: Final = Remedy(
 )
 
 
+#: Which copies are around most of the time: the host works on fetched data and sends them back, on results that it
+#: has read, or on the next input that it sends; or there are none.
+_Around: TypeAlias = Literal["round-trip", "results", "input", "nothing"]
+#: What the host does in most of its pauses: start-up, a checkpoint every few steps, compilation, waiting for requests,
+#: work on these copies, anything between the steps, or unknown.
+_Kind: TypeAlias = Literal[
+    "start-up", "recurring", "compiling", "requests", "round-trip", "results", "input", "between-steps", "unknown"
+]
+
+#: For host work whose place among the copies is known, before the remedies for the work itself.
+_BY_PLACE: Final[dict[_Kind, Remedy]] = {
+    "requests": _UNDER_LOAD,
+    "round-trip": _ROUND_TRIP,
+    "results": _ON_RESULTS,
+}
+#: For host work that no range is named after.
+_UNNAMED: Final[dict[_Kind, _Remedies]] = {
+    "compiling": _COMPILING,
+    "requests": _REQUESTS,
+    "input": _INPUT,
+    "recurring": _SAVING,
+}
+
+#: What the gain of the finding leaves out: its pauses, these and the time of copies that are not pinned, or these and
+#: all copies of a round trip.
+_Without: TypeAlias = Literal["pauses", "pinned", "round-trip"]
+
+
+@dataclass(frozen=True)
+class _Activity:
+    """What the host does in most of its pauses, as far as the profile shows it."""
+
+    kind: _Kind
+    around: _Around
+    named: _Remedies | None  #: remedies for the activity that range names show
+    in_steps: bool  #: whether most of the time is not in long pauses outside any step
+    waits: bool  #: whether it may wait for requests
+
+
 class HostStall(Rule):
     """Idle time during which no launching thread made a CUDA call for far longer than it takes to issue work."""
 
@@ -253,6 +296,17 @@ class HostStall(Rule):
         "got no work there",
     }
     compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
+    titles: ClassVar[Mapping[_Kind, str]] = {
+        "start-up": starting_title,
+        "recurring": recurring_title,
+        "compiling": compiling_title,
+        "requests": waiting_title,
+        "round-trip": round_trip_title,
+        "results": results_title,
+        "input": input_title,
+        "between-steps": between_title,
+        "unknown": title,
+    }
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation, evaluation or a checkpoint.")
 
     def _apart_from_steps(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> Literal["once", "recurs", ""]:
@@ -272,14 +326,14 @@ class HostStall(Rule):
         recurs = len(at) >= MIN_REPEATS and int(np.ptp(np.diff(at))) == 0
         return "recurs" if recurs and int(length[long].sum()) > claimed_ns / 2 else "once"
 
-    def _apart(self, facts: Facts, spent: Float64s) -> float | None:
+    def _apart(self, facts: Facts, spent: Int64s) -> float | None:
         """Share of their time in pauses far longer than a launch takes, if that is most of it; else None."""
         interval = facts.host.launches.interval_median_ns
         length = facts.pause_lengths
         apart = float(spent[length >= self.launches_long * interval].sum()) / max(spent.sum(), 1) if interval else 0.0
         return apart if apart >= self.mostly else None
 
-    def _stalled_steps(self, facts: Facts, spent: Float64s) -> int | None:
+    def _stalled_steps(self, facts: Facts, spent: Int64s) -> int | None:
         """The fewest steps with half of this time, if one of several has it, or few of many; else None.
 
         The profile then hardly shows how often that happens.
@@ -315,7 +369,7 @@ class HostStall(Rule):
         after_read, before_send = _beside(facts, copies, pauses.at)
         return bool(pauses.ns[after_read | before_send].sum() >= self.mostly * pauses.total)
 
-    def _awaits_requests(self, facts: Facts, stalls: pl.DataFrame, within: pl.Series, spent: Float64s) -> bool:
+    def _awaits_requests(self, facts: Facts, stalls: pl.DataFrame, within: pl.Series, spent: Int64s) -> bool:
         """Whether a program that does not train may wait for requests in most of this time.
 
         It has then read the last results, and the pause ends with the next input. Such pauses are irregular, while host
@@ -343,8 +397,8 @@ class HostStall(Rule):
         same = max(Counter(apart[apart > 1].tolist()).values(), default=0)  # at random, a third follow the one before
         return same >= MIN_REPEATS and same > self.mostly * len(apart)
 
-    def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
-        """Title and remedy by the copies around most of these pauses; empty and None if most have none.
+    def _around(self, facts: Facts, spent: Int64s) -> _Around:
+        """The copies around most of these pauses.
 
         Between a fetch and a send, the host works on the fetched data; else on the data that it has read or will send.
         Without steps, this is known only if it happens many times.
@@ -355,13 +409,12 @@ class HostStall(Rule):
         after_read, before_send = _beside(facts, copies, rows)
         repeats = bool(facts.window.steps) or int((after_read & before_send).sum()) >= self.least_round_trips
         least = self.mostly * spent.sum()
-        return first_of(
-            (spent[after_read & before_send & repeats].sum() > least, (self.round_trip_title, _ROUND_TRIP)),
-            (spent[after_read].sum() > least, (self.results_title, _ON_RESULTS)),
-            # The host may do anything before the next batch.
-            (spent[before_send].sum() > least, (self.input_title, None)),
-            default=("", None),
+        cases: tuple[tuple[bool, _Around], ...] = (
+            (spent[after_read & before_send & repeats].sum() > least, "round-trip"),
+            (spent[after_read].sum() > least, "results"),
+            (spent[before_send].sum() > least, "input"),
         )
+        return first_of(*cases, default="nothing")
 
     def _there_and_back(self, facts: Facts) -> Float64s:
         """1 for copies of data that the host works on, which need not be copied if that work is done on the GPU."""
@@ -391,30 +444,22 @@ class HostStall(Rule):
         inside = sum(time for name, time in times.items() if _is_plain_operator(name))
         return apart is None and bool(times) and inside >= self.mostly * float(spent.sum())
 
-    def _remedies(
-        self,
-        facts: Facts,
-        within: pl.Series,
-        spent: pl.Series,
-        unknown: Remedy | tuple[Remedy, ...],
-        without: Literal["pauses", "pinned", "round-trip"],
-    ) -> tuple[bool, tuple[Remedy, ...]]:
-        """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
-
-        Args:
-            unknown: the remedies if names do not show the activity.
-            without: what the gain of the finding leaves out: its pauses, these and the time of copies that are not
-                pinned, or these and all copies of a round trip. Remedies that leave out the pauses alone have their
-                own gain. Input that is prepared by other processes is pinned as well.
-        """
-        time_of: Counter[Remedy | tuple[Remedy, ...]] = Counter()
+    def _named(self, facts: Facts, within: pl.Series, spent: pl.Series) -> _Remedies | None:
+        """Remedies for the activity that range names show in most of the time of these pauses; None for none."""
+        time_of: Counter[_Remedies] = Counter()
         for name, time in time_by_range(facts, within, spent).items():
             activities = (found for pattern, found in _ACTIVITIES.items() if re.search(pattern, name, re.I))
             if (activity := next(activities, None)) is not None and not _is_plain_operator(name):
                 time_of[activity] += time
-        main = max(time_of, key=lambda activity: time_of[activity], default=unknown)
-        is_known = time_of[main] >= self.mostly * float(spent.sum())
-        remedies = main if is_known else unknown
+        activity, time = max(time_of.items(), key=itemgetter(1), default=(None, 0))
+        return activity if time >= self.mostly * float(spent.sum()) else None
+
+    def _with_gains(self, facts: Facts, remedies: _Remedies, without: _Without) -> tuple[Remedy, ...]:
+        """These remedies for the host's activity, with their gains.
+
+        Remedies that leave out the pauses alone have their own gain. Input that is prepared by other processes is
+        pinned as well.
+        """
         alone = facts.replayed("no-host-stall", kept=self.kept_share) if without != "pauses" else None
 
         def with_gain(remedy: Remedy) -> Remedy:
@@ -423,90 +468,125 @@ class HostStall(Rule):
             changed = replace(remedy, expected=remedy.expected.format(gain=modelled(facts, "no-host-stall")))
             return changed if without == "pauses" else bringing(changed, alone)
 
-        return is_known, (*map(with_gain, remedies if isinstance(remedies, tuple) else (remedies,)), _SEE)
+        return tuple(map(with_gain, remedies if isinstance(remedies, tuple) else (remedies,)))
+
+    def _unnamed(
+        self, facts: Facts, kind: _Kind, within: pl.Series, spent: pl.Series, apart: float | None
+    ) -> _Remedies:
+        """Remedies for host work of this kind that no range is named after."""
+        if kind in _UNNAMED:
+            return _UNNAMED[kind]
+        if self._is_between_steps(facts, within, spent):
+            return _BETWEEN_STEPS
+        return _IN_OPERATORS if self._is_in_operators(facts, within, spent, apart) else _UNKNOWN_ACTIVITY
+
+    def _activity(self, facts: Facts, stalls: pl.DataFrame, within: pl.Series, spent: Int64s) -> _Activity:
+        """What the host does in most of these pauses.
+
+        Args:
+            stalls, within: the claimed pauses, and the row of the range that is open in each.
+            spent: the claimed time of each pause of the window.
+        """
+        spent_ns = pl.Series(spent[spent > 0])
+        claimed = int(spent.sum())
+        outside = self._apart_from_steps(facts, stalls, claimed)
+        loads = bool(spent_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2)
+        waits = not outside and not loads and self._awaits_requests(facts, stalls, within, spent)
+        around = "nothing" if outside else self._around(facts, spent)
+        named = self._named(facts, within, spent_ns)
+        kind: _Kind = "unknown"
+        if outside == "once":
+            kind = "start-up"
+        elif loads or (named is _COMPILING and not outside):
+            kind = "compiling"
+        elif outside == "recurs":
+            kind = "recurring"
+        elif waits:
+            kind = "requests"
+        elif around != "nothing":
+            kind = around
+        elif named is None and self._is_between_steps(facts, within, spent_ns):
+            kind = "between-steps"
+        return _Activity(kind, around, named, in_steps=not outside, waits=waits)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
-        spent = claims.of_gaps(self.id)
-        stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
+        if not claimed:
+            return None
+        spent = claims.pauses(self.id).whole()
+        stalls, stalled_ns = facts.gaps.filter(pl.Series(spent > 0)), pl.Series(spent[spent > 0])
         within = _open_ranges(facts, stalls, np.flatnonzero(spent > 0))
-        apart_from_steps = self._apart_from_steps(facts, stalls, claimed)
-        starting = apart_from_steps == "once"
-        in_steps = bool(claimed) and not apart_from_steps
-        loading = stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2
-        waiting = in_steps and not loading and self._awaits_requests(facts, stalls, within, spent.to_numpy())
-        on_data = in_steps and not waiting and self._is_on_data(facts, claims)
+        activity = self._activity(facts, stalls, within, spent)
+        apart, few = self._apart(facts, spent), self._stalled_steps(facts, spent)
+        main = activity.named or self._unnamed(facts, activity.kind, within, stalled_ns, apart)
+
+        on_data = activity.in_steps and not activity.waits and self._is_on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         if copies > claimed:
             copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
-        title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if in_steps else ("", None)
-        kept = self.handed_share if title == self.input_title else self.kept_share
-        if waiting:
-            title, own_remedy = self.waiting_title, _UNDER_LOAD
-        avoidable = self._there_and_back(facts) if title == self.round_trip_title else None
-        if avoidable is not None:
-            kept, copies = self.moved_kept_share, int(facts.program.own_ns @ avoidable)
-        if own_remedy is _ROUND_TRIP and facts.trains:
-            own_remedy = replace(_ROUND_TRIP, how=_HOST_OPTIMIZER + _ROUND_TRIP.how)
-        own_remedy = own_remedy or (_ON_DATA if on_data else None)
-        apart, few = self._apart(facts, spent.to_numpy()), self._stalled_steps(facts, spent.to_numpy())
-        unknown = _IN_OPERATORS if self._is_in_operators(facts, within, stalled_ns, apart) else _UNKNOWN_ACTIVITY
-        if claimed and not starting and loading:
-            title, own_remedy, unknown = self.compiling_title, None, _COMPILING
-        elif waiting:
-            unknown = _REQUESTS
-        without: Literal["pauses", "pinned", "round-trip"] = (
-            "round-trip" if avoidable is not None else "pinned" if copies else "pauses"
+        without: _Without = "pinned" if copies else "pauses"
+        avoidable = None
+        if activity.around == "round-trip" and not activity.waits:
+            avoidable, without = self._there_and_back(facts), "round-trip"
+            copies = int(facts.program.own_ns @ avoidable)
+        kept = first_of(
+            (main is _COMPILING and activity.in_steps, self.kept_share),
+            (avoidable is not None, self.moved_kept_share),
+            (activity.around == "input", self.handed_share),
+            default=self.kept_share,
         )
-        of_input = title == self.input_title
-        if apart_from_steps == "recurs" and not title:
-            title, unknown = self.recurring_title, _SAVING
-        is_known, remedies = self._remedies(facts, within, stalled_ns, _INPUT if of_input else unknown, without)
-        if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
-            title = self.between_title
-            is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
-        if in_steps and remedies[0].action == _COMPILING.action:
-            title, own_remedy, kept = self.compiling_title, None, self.kept_share
+        by_place = _by_place(facts, activity.kind, on_data=on_data)
+        first, *others = self._with_gains(facts, main, without)
         # Input that is prepared ahead need not be prepared faster.
-        ahead = remedies[0].action == _INPUT[0].action
-        ordered = (remedies[0], own_remedy, *remedies[1:]) if ahead else (own_remedy, *remedies)
+        ordered = (first, by_place) if main is _INPUT else (by_place, first)
+        starting = activity.kind == "start-up"
         found = self.raised(
             facts,
             claimed,
-            title=self.starting_title if starting else title,
-            confidence="low"
-            if starting or waiting
-            else "high"
-            if facts.sure and few is None
-            else "medium"
-            if facts.window.steps
-            else "low",
+            title=self.titles[activity.kind],
+            confidence="low" if starting or activity.waits else _confidence(facts, few),
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "stalls_per_step": stalls.height / facts.process_steps,
-                "longest_stall_ns": largest(spent) if spent.len() else None,
+                "longest_stall_ns": int(spent.max()),
                 "stalls_apart_share": apart,
                 "stalled_steps_count": few,
                 "in_os_calls_share": _in_os_calls(facts, stalls),
             },
             where=range_names(facts, within, stalled_ns),
-            remedies=(STEPS_ONLY if starting else None, *ordered),
+            remedies=(STEPS_ONLY if starting else None, *ordered, *others, _SEE),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
             kept=kept,
-            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept) if claimed else None,
+            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept),
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
             bound_ns=facts.own_idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
             # Unknown host work may take many times as long in another run, as garbage collection does.
-            bound_known=on_data or is_known,
+            bound_known=on_data or activity.named is not None,
         )
-        if waiting and found is not None and found.severity == "critical":
+        if activity.waits and found is not None and found.severity == "critical":
             return replace(found, severity="warning")
         return found
+
+
+def _by_place(facts: Facts, kind: _Kind, *, on_data: bool) -> Remedy | None:
+    """The remedy that goes by the place of the host's work among the copies; None if that does not show."""
+    if kind == "compiling":
+        return None
+    if kind == "round-trip" and facts.trains:
+        return replace(_ROUND_TRIP, how=_HOST_OPTIMIZER + _ROUND_TRIP.how)
+    return _BY_PLACE.get(kind, _ON_DATA if on_data else None)
+
+
+def _confidence(facts: Facts, few: int | None) -> Confidence:
+    """How sure it is that these pauses recur; `few` steps with half of their time hardly show it."""
+    if facts.sure and few is None:
+        return "high"
+    return "medium" if facts.window.steps else "low"
 
 
 def _beside(facts: Facts, copies: pl.DataFrame, pauses: Int64s | slice) -> tuple[Bools, Bools]:
