@@ -143,6 +143,7 @@ def crossovers(
 def _line(
     axis: str, others: Mapping[str, Any], points: Sequence[Point], level: float, seed: int, draws: int
 ) -> PaysOff:
+    """Where on one line of points, all settings but `axis` being equal, the variant pays off."""
     measured = [point for point in points if all(cell is not None and cell.is_timed for _, cell in point.sides)]
     gaps = tuple(
         f"{axis} {point.settings[axis]}: {name} {cell.status if cell else 'missing'}"
