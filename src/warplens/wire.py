@@ -64,6 +64,7 @@ class Message:
             ) from None
 
     def _scan(self, start: int, end: int, gather_key: int) -> None:
+        """Reads the places of all fields between these bytes; those of `gather_key` are kept apart."""
         data, at = self._data, start
         keep, gather = self._fields.append, self.gathered.append
         while at < end:

@@ -114,6 +114,7 @@ def _distinct_places(
 
 
 def _place_names(timeline: Timeline, range_rows: Int64s, module_rows: Int64s, function_rows: Int64s) -> pl.DataFrame:
+    """Names of the operator, the range, the module and the line of the program at these rows; null for none."""
     ranges, functions = timeline.trace.ranges, timeline.trace.python_functions
     is_op = is_operator(ranges)
     parent, all_ranges = timeline.forest.parent, np.arange(ranges.height)

@@ -98,6 +98,7 @@ def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: 
 
 
 def _row(before: Tensor, after: Tensor) -> dict[str, Any]:
+    """How far two tensors differ: numbers that are not finite, errors, and units in the last place."""
     coarser = min((before.dtype, after.dtype), key=lambda name: FORMATS[name])
     first, second = before.values.ravel(), after.values.ravel()
     finite = np.isfinite(first) & np.isfinite(second)

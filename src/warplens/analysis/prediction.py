@@ -154,6 +154,7 @@ def _no_synchronization(recorded: RecordedSchedule, _: Sequence[Device]) -> Chan
 
 
 def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    """The schedule if blocking copies used pinned memory and did not block; None if no copy blocks."""
     schedule = recorded.schedule
     blocking = recorded.cause == BLOCKING_COPY
     if not blocking.any():
@@ -185,6 +186,7 @@ def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Chan
 
 
 def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    """The schedule if large copies ran beside the kernels, on streams of their own; None without large copies."""
     large = _large_copies(recorded)
     if not large.any():
         return None

@@ -282,6 +282,7 @@ def _managed_memory_note(timeline: Timeline, migrations: pl.DataFrame, window: W
 
 
 def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """Notes on managed memory, on unknown launching calls, and on clocks of host and GPU that disagree."""
     work = timeline.work_in(window)
     migrates = _migrates(timeline, work)
     if migrates.any():
@@ -318,6 +319,7 @@ def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """Notes on missing ranges, on GPU time outside of ranges, and on ranges of another thread."""
     if not timeline.trace.ranges.height:
         yield Note(
             "no-ranges",
@@ -423,6 +425,7 @@ def _number_of_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _unequal_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """A note if the steps run different numbers of kernels, in a cycle or not."""
     if not window.steps:
         return
     count, cycle = len(window.steps), timeline.steps.cycle
@@ -506,6 +509,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """Notes on kernels of unknown category, and on several GPUs or processes."""
     work = timeline.work_in(window)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     kernel = (work["kind"] == "kernel").to_numpy()
@@ -543,6 +547,7 @@ def _shared(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _beyond_peak(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """A note if matrix products are faster than the GPU's data sheet allows."""
     if not timeline.has_operators:
         return
     from warplens.analysis.roofs import MOST_OF_PEAK

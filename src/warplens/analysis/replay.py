@@ -126,6 +126,7 @@ class _Stretches:
 
     @classmethod
     def of(cls, schedule: Schedule, order: Int64s, segment_of_call: Int64s, arrival: Int64s) -> _Stretches:
+        """The stretches of a schedule; `order` puts work of one segment and stream side by side."""
         work_count = len(order)
         if not work_count:
             no_rows = np.empty(0, dtype=np.int64)

@@ -267,6 +267,7 @@ class _Bounds(NamedTuple):
 def _describe(
     count: int, bounds: _Bounds, candidates: StepCandidates, longer: Longer, interrupting: Sequence[str]
 ) -> str:
+    """Which steps the window has, where they come from, and why others were left out."""
     origin = f"ranges named {candidates.name!r}" if candidates.name is not None else candidates.origin
     parts = [f"{_numbers(bounds.first, bounds.stop)} of {count}, from {origin}"]
     warmup = bounds.warm - bounds.begin

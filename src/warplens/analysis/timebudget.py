@@ -376,6 +376,7 @@ def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> t
 
 
 def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals) -> TimeBudget:
+    """The GPU's time in these segments of the window, by kind of work and by cause of idle time."""
     work = timeline.work_on(device)
     owned = np.zeros(work.height, dtype=np.int64)
     overlaps = (work["end_ns"].to_numpy() > window.start_ns) & (work["start_ns"].to_numpy() < window.end_ns)

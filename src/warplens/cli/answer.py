@@ -265,6 +265,7 @@ def print_brief(*parts: Sequence[Line] | Table) -> None:
 
 
 def _emit_text(part: Part) -> None:
+    """Writes a part of an answer as text: head and notes apart, then verdict, passages, tables and what comes next."""
     from warplens.report.terminal import print_prose, print_table
 
     print_lines(part.head)

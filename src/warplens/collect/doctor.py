@@ -137,6 +137,7 @@ def _works(can: dict[str, bool]) -> str:
 
 
 def _check_gpu(driver: Driver | None, system: System) -> Check:
+    """Whether an NVIDIA driver answers, and its GPUs are new enough for counters."""
     if driver is None:
         fix = "install the NVIDIA driver if this machine has a GPU of NVIDIA's"
         if _is_contained(system):
@@ -193,6 +194,7 @@ def _ask_torch(system: System, python: str | None) -> dict[str, Any] | str | Non
 
 
 def _check_torch(torch: dict[str, Any] | str | None, driver: Driver | None) -> Check:
+    """Whether PyTorch can be imported and can use the GPU."""
     if torch is None:
         return Check("torch", "problem", "there is no such Python interpreter", "name one that exists with --python")
     if isinstance(torch, str):
@@ -244,6 +246,7 @@ def _check_tool(
     system: System,
     lacking: Sequence[str] = (),
 ) -> Check:
+    """Whether a profiler is installed, new enough and complete."""
     if tool is None:
         # Without a GPU the tool would have nothing to record.
         status = "problem" if driver is not None and driver.gpus else "warning"

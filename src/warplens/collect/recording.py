@@ -216,6 +216,7 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
         memory: bool = False,
         stacks: bool = False,
     ) -> None:
+        """Checks the file's name and the numbers of steps; nothing is recorded yet."""
         self.path = Path(path)
         if not self.path.name.endswith((".json", ".json.gz")):
             raise UsageError(f"{self.path.name}: a trace's name ends in .json or .json.gz")

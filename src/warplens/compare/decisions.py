@@ -328,6 +328,7 @@ def _counted(side: Samples) -> str:
 
 
 def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, means: float) -> Iterator[str]:
+    """What the intervals do not cover, as sentences: how the sides were taken, drift, dependence, and rare steps."""
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
         yield (
@@ -346,6 +347,18 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, 
             "No duration of a side differs from its others: the clock is coarser than what they vary by, and the "
             "interval does not know by how much"
         )
+    yield from _drifts(shift)
+    if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
+        yield _dependent(shift, of_one_run=len(single) == 2)
+    if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
+        yield (
+            f"On average the variant takes {means:.3g} times as long, outside the interval: a few steps are far from "
+            "typical"
+        )
+
+
+def _drifts(shift: Shift) -> Iterator[str]:
+    """A sentence for each side whose times rise or fall while they are taken, or one for both sides together."""
     drifting = {
         name: math.expm1(found.between_halves)
         for name, found in zip(("the baseline", "the variant", "both sides"), shift.trends, strict=True)
@@ -359,22 +372,19 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, 
                 f"Times of {name} are {shown} % {'longer' if drift > 0 else 'shorter'} in the second half of those "
                 "taken than in the first: the interval reaches further, for that may go on"
             )
-    if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
-        independent = round(max(shift.count / shift.dependence, 1))
-        ones = f"{independent} independent {'one' if independent == 1 else 'ones'}"
-        if len(single) == 2:
-            yield f"Successive steps resemble each other: {shift.count} of them tell as much as {ones}"
-        else:
-            units = "turns" if shift.paired else "blocks"
-            yield (
-                f"Successive {units} resemble each other, which may be chance: the interval counts {shift.count} of "
-                f"them as {ones}"
-            )
-    if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
-        yield (
-            f"On average the variant takes {means:.3g} times as long, outside the interval: a few steps are far from "
-            "typical"
-        )
+
+
+def _dependent(shift: Shift, *, of_one_run: bool) -> str:
+    """How many independent durations tell as much as those taken; `of_one_run`: they are steps of one run a side."""
+    independent = round(max(shift.count / shift.dependence, 1))
+    ones = f"{independent} independent {'one' if independent == 1 else 'ones'}"
+    if of_one_run:
+        return f"Successive steps resemble each other: {shift.count} of them tell as much as {ones}"
+    units = "turns" if shift.paired else "blocks"
+    return (
+        f"Successive {units} resemble each other, which may be chance: the interval counts {shift.count} of "
+        f"them as {ones}"
+    )
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ def launch_change(
 
 
 def _side(side: Side, wall: SideWall) -> SideLaunches:
+    """What the host of one side does per step: kernels, calls and graph launches, its pace, and what bounds it."""
     work = side.work.select("kind", "row", "api_row", "process")
     kernels = work.filter(pl.col("kind") == "kernel")
     is_graph = api_kinds(side.timeline.trace.api_calls["name"]) == "graph-launch"

@@ -147,6 +147,7 @@ def _matrix(times: npt.ArrayLike, blocks: Sequence[int] | Int64s | None) -> Floa
 
 
 def _change(before: Float64s, after: Float64s, factor: Float64s) -> _Change:
+    """The difference of each column; times that hardly vary are taken to vary as much as those of the other side."""
     difference = after.mean(axis=0) - before.mean(axis=0)
     counts = before.shape[0], after.shape[0]
     if min(counts) < 2:

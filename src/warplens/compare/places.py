@@ -281,6 +281,7 @@ def _aborted(*sides: Side) -> Iterator[Note]:
 
 
 def _environment(baseline: Side, variant: Side) -> Iterator[Note]:
+    """Notes on GPUs, profilers and recorded tables that are not the same on both sides."""
     before, after = baseline.timeline.trace.capture, variant.timeline.trace.capture
     names = [sorted({device.name for device in capture.devices}) for capture in (before, after)]
     if names[0] and names[1] and names[0] != names[1]:
@@ -317,6 +318,7 @@ def _same_recording(baseline: Side, variant: Side) -> Iterator[Note]:
 
 
 def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
+    """Notes on steps: none, guessed ones, too few, or not the same ones on both sides."""
     without = [side.name for side in (baseline, variant) if not side.has_steps]
     if len(without) == 2:
         text = (
@@ -363,6 +365,7 @@ def _hidden(*sides: Side) -> Iterator[Note]:
 
 
 def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[Note]:
+    """Notes on unequal steps of a side, and on sides that may run different programs."""
     for side in (baseline, variant):
         if len(side.window.steps) < 2:
             continue

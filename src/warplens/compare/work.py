@@ -319,6 +319,7 @@ def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataF
 
 
 def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
+    """Copies, fills and communication of one side per step, by group and part, with their exposed time."""
     trace = side.timeline.trace
     work = side.work.select("kind", "row", duration_ns().alias("ns"))
     of_kind = {kind: work.filter(pl.col("kind") == kind) for kind in ("copy", "memset", "kernel")}

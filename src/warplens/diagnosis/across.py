@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Severity, about
 from warplens.diagnosis.rule import weight
@@ -72,21 +72,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         for rank, diagnosis in ranks.items()
     }
     alike = _alike(run, told, reported, thresholds)
-    usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
-    main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
-    if count < len(ranks) and alike:
-        own, example = alike[0], None
-        named = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == own.id]
-        of = f"every rank (the verdict on {_on(named)})" if named else "every rank"
-    else:
-        rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
-        example, own = ranks[rank], told[rank][0]
-        own = next((found for found in alike if found.id == own.id), own)
-        if own.id == ExposedCommunication.id and weight(own) < thresholds.raise_ceiling:
-            own = next((found for found in (*alike, *example.findings[1:])), own)  # what is left costs nothing
-        if own != example.findings[0]:
-            example = None
-        of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
+    own, of, example = _own_limit(ranks, told, alike, thresholds)
     if (between and weight(between[0]) >= thresholds.raise_ceiling) and (
         not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
@@ -106,6 +92,37 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         ranks=dict(ranks),
         run=run,
     )
+
+
+class _OwnLimit(NamedTuple):
+    """What limits the ranks, apart from costs between them."""
+
+    finding: Finding
+    ranks: str  #: those that it limits, for people
+    example: Diagnosis | None  #: of a rank whose verdict is this very finding; None if there is none
+
+
+def _own_limit(
+    ranks: Mapping[int, Diagnosis], told: Mapping[int, Sequence[Finding]], alike: Sequence[Finding], limits: Thresholds
+) -> _OwnLimit:
+    """The verdict of all ranks; if verdicts differ, the worst cause that all share, or else the most frequent verdict.
+
+    Args:
+        told: rank → its findings, as `_in_transfer` leaves them.
+        alike: the causes that all ranks share, the worst first.
+    """
+    usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
+    if count < len(ranks) and alike:
+        named = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == alike[0].id]
+        return _OwnLimit(alike[0], f"every rank (the verdict on {_on(named)})" if named else "every rank", None)
+    main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
+    rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
+    example = ranks[rank]
+    own = next((found for found in alike if found.id == usual), told[rank][0])
+    if own.id == ExposedCommunication.id and weight(own) < limits.raise_ceiling:
+        own = next(iter((*alike, *example.findings[1:])), own)  # what is left of it costs nothing
+    of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
+    return _OwnLimit(own, of, example if own == example.findings[0] else None)
 
 
 #: Most ranks that a headline lists.

@@ -437,6 +437,7 @@ def _right_gpu(checked: Checked) -> Answer:
 
 
 def _at_once(checked: Checked) -> Answer:
+    """Whether kernels of several streams run at once, or take turns without need."""
     if not checked.launches.height or checked.timeline is None or checked.window is None:
         return Answer("cannot tell", then=_RUN_NSYS)
     streams = stream_statistics(checked.timeline, checked.window).filter(pl.col("kernels") > 0)

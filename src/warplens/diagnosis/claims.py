@@ -85,7 +85,7 @@ class Claims:
 
     def pauses(self, id_: str) -> Spent:
         """Claimed time of the pauses that it claims."""
-        return self.gaps[id_] if id_ in self.gaps else Spent.none(self.gaps["launch-overhead"].count)
+        return self.gaps[id_] if id_ in self.gaps else Spent.none(next(iter(self.gaps.values())).count)
 
     def giving(self, id_: str, share: Float64s, own_ns: Int64s) -> Claims:
         """The same claims, but this cause has its share of each piece of work, whoever claims it otherwise."""
@@ -156,9 +156,8 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s, 
     for precedence in PRECEDENCES:
         rivals = share
         if precedence == "structure":
-            # Claims inferred from single kernels yield to structure, except those on their format.
-            formats = [position for position, rule in enumerate(rules) if rule.id == "precision"]
-            rivals = np.where(np.isin(claimant, formats), share, 0.0)
+            unyielding = [position for position, rule in enumerate(rules) if not rule.yields]
+            rivals = np.where(np.isin(claimant, unyielding), share, 0.0)
         for position, rule in enumerate(rules):
             claimed = rule.claim(facts) if rule.precedence == precedence else None
             rows = np.flatnonzero(claimed > 0) if claimed is not None else np.empty(0, np.int64)

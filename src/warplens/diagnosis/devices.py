@@ -92,6 +92,7 @@ def _sharing(
     causes: Mapping[str, Spent],
     replicas: Replicas | None,
 ) -> Sharing:
+    """How the GPUs of one process share its time: how long each works, and waits for another one."""
     busy = {device: clip(timeline.busy(device), window.start_ns, window.end_ns) for device in devices}
     times = {device: total(busy[device]) for device in devices}
     order = sorted(devices, key=lambda device: -times[device])

@@ -51,6 +51,7 @@ def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> 
 
 
 def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
+    """The largest pauses and pieces of work that a finding claims, or stretches of it if no single one stands out."""
     if id_ not in claims.causes:
         return
     span = ("start_ns", "end_ns", "device")

@@ -176,6 +176,7 @@ def with_step_time(timeline: Timeline, window: Window, step_ns: int) -> Timeline
 
 
 def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostShare:
+    """The host's share by a measured step time; raises `UsageError` if that does not fit to the profile."""
     window = excerpt(timeline, window)
     recorded = _replayable(timeline, window) if window.steps else None
     if recorded is None:

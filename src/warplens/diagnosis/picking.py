@@ -118,6 +118,18 @@ def _picks(facts: Facts, names: pl.Series, shapes: pl.Series) -> Bools:
     return np.asarray(picks, dtype=np.bool_)
 
 
+def _table(name: str, tensors: list[tuple[int, ...]]) -> tuple[int, int] | None:
+    """Rows of the table of a pick, and numbers of each; None if there are none, or if it may pick columns."""
+    shape = tensors[0] if tensors else ()
+    if len(shape) < 2 or not math.prod(shape):
+        return None
+    width = shape[-1]
+    rows = math.prod(shape) // width
+    if name == "aten::index_select" and (len(shape) > 2 or rows == width):
+        return None
+    return rows, width
+
+
 def _picked(name: str, tensors: list[tuple[int, ...]]) -> int | None:
     """Numbers of the result of a pick; None if its shapes do not tell, as those of lists of indices.
 
@@ -216,12 +228,13 @@ class _Search:
         """
         texts, names, piece = self.texts, self.names, int(kernels[place])
         tensors = tensors_of(texts[piece])
-        if not tensors or len(tensors[0]) < 2 or not math.prod(tensors[0]):
+        table = _table(names[piece], tensors)
+        if table is None:
             return None
-        width, together, multiplied = tensors[0][-1], [piece], list[_Product]()
-        count, numbers, end = math.prod(tensors[0]) // width, _picked(names[piece], tensors), place + 1
-        if names[piece] == "aten::index_select" and (len(tensors[0]) > 2 or count == width):
-            return None  # columns may be picked
+        count, width = table
+        together, multiplied = [piece], list[_Product]()
+        numbers = _picked(names[piece], tensors)
+        end = place + 1
         for later in kernels[place + 1 : place + 1 + _REACH].tolist():
             if self.picks[later] and texts[later] == texts[piece] and not multiplied:
                 together.append(later)
@@ -236,13 +249,9 @@ class _Search:
             else:
                 break
             end += 1
-        if (
-            not multiplied
-            or numbers is None
-            or written.get(numbers)
-            or written.get(_ANY)
-            or self._joined(kernels[end:], numbers)
-        ):
+        if not multiplied or numbers is None or written.get(numbers) or written.get(_ANY):
+            return None
+        if self._joined(kernels[end:], numbers):
             return None
         return _Multiplied(together, multiplied, count, width)
 

@@ -34,6 +34,7 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from warplens.analysis.prediction import Change
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.run import RankFacts
@@ -171,6 +172,9 @@ class Rule:
     model: ClassVar[Model] = "traffic"
     #: kind of calls or work that its places count (`warplens.diagnosis.places`); None for a cause without a place
     located: ClassVar[Located | None] = "work"
+    change: ClassVar[Change | None] = None  #: that its first remedy makes to the schedule
+    #: whether its `inferred` claim yields to a smaller one that the structure of the program shows
+    yields: ClassVar[bool] = True
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Share of the time of each piece of GPU work that goes away with the cause; None for no work."""

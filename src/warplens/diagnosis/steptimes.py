@@ -94,6 +94,7 @@ class StepReplays:
     """
 
     def __init__(self, facts: Facts, recorded: RecordedSchedule, replayed: Replayed) -> None:
+        """Takes the recorded schedule and its replay without changes, and chooses a typical step."""
         self._kinds, window = recorded.kind, recorded.window
         work = facts.timeline.work[recorded.work_row]
         self._begun, self._stream = work["start_ns"].to_numpy(), work["stream"].cast(pl.Int64).to_numpy()
@@ -155,6 +156,7 @@ class StepReplays:
     def _drawn(
         self, times: _Times, after: _Times | None, length_ns: int, cell_ns: int, streams: Sequence[int]
     ) -> StepTimes:
+        """The step, stretched to `length_ns`, between its replays without and with a change (`after`), by lane."""
         touching = [times.of_step(self._step), *(() if after is None else (after.of_step(self._step),))]
         calls, work = (np.flatnonzero(np.logical_or.reduce(masks)) for masks in zip(*touching, strict=True))
         drawn = [each.astype(np.float64) for each in times.since(self._step, calls, work)]

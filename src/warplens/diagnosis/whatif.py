@@ -23,19 +23,14 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.rule import STEPS_ONLY
+from warplens.diagnosis.rules import RULES
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s, Int64s, name_categories
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others remove their claimed GPU
 #: work, and the calls that issue it if they claim the pauses before it as well.
-_CHANGES: Final[Mapping[str, Change]] = {
-    "launch-overhead": "cuda-graph",
-    "host-sync": "no-synchronization",
-    "blocking-copy": "async-copies",
-    "allocator-churn": "cached-allocation",
-    "host-stall": "no-host-stall",
-}
+_CHANGES: Final[Mapping[str, Change]] = {rule.id: rule.change for rule in RULES if rule.change is not None}
 
 #: Most findings that are combined, the worst ones: each pair needs a replay.
 _MOST: Final = 5

@@ -156,6 +156,7 @@ class PacketWriter:
     def _packets(
         self, frame: pl.DataFrame, start: Int64s, end: Int64s, track: Int64s, depth: Int64s
     ) -> Iterable[Bytes]:
+        """The packets that begin and end these events, in order of time."""
         names, categories = self.names.column(frame["name"]), self.categories.column(frame["category"])
         flow = frame["flow"].to_numpy() if "flow" in frame.columns else np.zeros(frame.height, dtype=np.int64)
         ends_flow = "device" in frame.columns
@@ -347,6 +348,7 @@ def _zero(timeline: Timeline) -> int:
 
 
 def _device_layers(timeline: Timeline) -> list[Layer]:
+    """All GPU work as one layer, with a track for each stream; no layer without work."""
     names = {
         "kernel": pl.col("name").cast(pl.String),
         "copy": pl.format("copy {}", pl.col("direction").cast(pl.String)),

@@ -85,6 +85,7 @@ def split_name(name: str) -> NameParts:
 
 
 def _split_demangled(name: str) -> tuple[str, str, str]:
+    """Function, its template arguments, and the rest of a demangled name."""
     begin = 0
     opened = closed = None  # the brackets of the function's own template arguments
     end = len(name)
@@ -117,6 +118,7 @@ def _split_demangled(name: str) -> tuple[str, str, str]:
 
 
 def _split_mangled(name: str) -> tuple[str, str, str]:
+    """Function and types of a mangled name; the rest is empty."""
     # Enough of the Itanium scheme to find identifiers: the first run of them is the function, the others are types.
     position = len("_Z")
     is_nested = name.startswith("N", position)

@@ -107,6 +107,7 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
 
 
 def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[str, Any]]) -> Measurements:
+    """The document as `Measurements`; `records` are its measurements."""
     settings = list(dict.fromkeys(name for record in records for name in record["cell"]))
     setting_columns = pl.DataFrame(
         {name: _setting(name, [_as_scalar(record["cell"].get(name)) for record in records]) for name in settings}
@@ -145,6 +146,7 @@ def _as_scalar(setting: Any) -> Any:
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement as a row of `CELLS`. Its FLOP rate is over the GPU time, or else over the latency."""
     latency, gpu = record.get("latency_ns") or {}, record.get("gpu_ns") or {}
     work = record.get("work") or {}
     time_ns = gpu.get("median") or latency.get("median")
@@ -201,6 +203,8 @@ def _series(samples: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
 
 
 def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:  # noqa: C901  one refusal after the other
+    """Refuses a measurement whose parts are malformed or contradict each other, as throughput and latency may."""
+
     def refuse(found: str) -> UnreadableInputError:
         return UnreadableInputError(path, f"measurement {number}: {found}", _WRONG)
 
@@ -262,6 +266,7 @@ _OWN_COMMAND: Final = re.compile(r"(?:warplens|python3 captures/\w+\.py)(?: [\w.
 
 
 def _copy(file: Input, copy: Path) -> Removed:
+    """Writes a copy with the known members only, their texts cleaned; returns what was removed."""
     document = _document(file.path, file.known_as)
     measurements_of(document, file.known_as)  # refuses a damaged file
     removed: Counter[str] = Counter()

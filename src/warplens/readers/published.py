@@ -169,6 +169,10 @@ def _value(text: str) -> Any:
 
 
 def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Measurements:
+    """The rows of a published table as `Measurements`; columns that are no figures are settings.
+
+    A table without a time, or with a figure of unclear meaning, is refused.
+    """
     if not rows:
         raise UnreadableInputError(path, "it has no rows", _ADVICE)
     reading = read_titles(list(dict.fromkeys(name for row in rows for name in row)))
@@ -246,9 +250,8 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     reason = str(row.get("reason") or "") or (None if status == "measured" else "not in the table")
     record |= {"status": status, "reason": reason, "unit": str(row.get("unit") or "item"), "doubts": []}
     items = row["items"] if _number(row.get("items")) is not None else row.get("batch")
-    record["items"] = (
-        items if isinstance(items, int) and not isinstance(items, bool) and 0 < items < _GREATEST else None
-    )
+    whole = isinstance(items, int) and not isinstance(items, bool)
+    record["items"] = items if whole and 0 < items < _GREATEST else None
     if status != "measured":
         return record
     figures = {
@@ -256,6 +259,12 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         for name in row
         if _is_figure(name, _NUMBERS) and not _is_missing(row[name])
     }
+    record |= _pace(refuse, figures, record["items"])
+    return record | _work(refuse, figures, record)
+
+
+def _pace(refuse: Any, figures: Mapping[str, float], items: int | None) -> dict[str, float | None]:
+    """Latency and throughput of a row, as stated; a latency that is not stated follows from the throughput."""
     per_second = figures.get("throughput_per_s")
     times = {name: figures[name] * UNITS_NS[match[1]] for name in figures if (match := _LATENCY.fullmatch(name))}
     smallest = min([*times.values(), *([per_second] if per_second is not None else [])], default=_LEAST)
@@ -265,18 +274,15 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         raise refuse("a time or a rate is so close to zero that it must be a misprint")
     if per_second is None and not times:
         raise refuse("it has neither a throughput nor a latency; say why in a column `status`")
-    if per_second is not None and record["items"] is None:
+    if per_second is not None and items is None:
         raise refuse("a throughput needs the items of a step, in a column `items` or `batch`")
     latency_ns = next(iter(times.values()), None)
-    if per_second is not None:
-        from_rate = record["items"] * 1e9 / per_second
+    if per_second is not None and items is not None:
+        from_rate = items * 1e9 / per_second
         if latency_ns is not None and not math.isclose(latency_ns, from_rate, rel_tol=_PRINTED_TOLERANCE):
-            raise refuse(
-                f"throughput × latency is {per_second * latency_ns / 1e9:.3g}, but a step has {record['items']} items"
-            )
+            raise refuse(f"throughput × latency is {per_second * latency_ns / 1e9:.3g}, but a step has {items} items")
         latency_ns = from_rate if latency_ns is None else latency_ns
-    record |= {"latency_ns": latency_ns, "throughput_per_s": per_second}
-    return record | _work(refuse, figures, record)
+    return {"latency_ns": latency_ns, "throughput_per_s": per_second}
 
 
 def _is_missing(value: Any) -> bool:

@@ -102,6 +102,7 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path, known_as: Path | None = None) -> None:
+        """Opens the file, or the copy that holds its write-ahead log as well, and reads its schema."""
         self.known_as, self._path = known_as or path, path.resolve()
         self._sound: set[str] = set()
         self._counted: dict[str, bool] = {}  # by table, whether its row numbers have no gaps

@@ -193,6 +193,7 @@ class _Pages:
     """
 
     def __init__(self, table: Stored, file: BinaryIO, begin: int, end: int) -> None:
+        """Reads the leaves from `begin` to `end`; raises `_OtherwiseStored` if they are not whole rows in order."""
         size, usable, leaves = table.page_bytes, table.usable_bytes, table.leaves[begin:end]
         self._head, self._words = table.columns + 1, -(-(table.columns + 1) // 8)
         # Padding on both sides, so that a value can be read as part of a wider one, and a header as whole words,

@@ -261,6 +261,8 @@ def _time_column(source: Path, title: str, words: list[str]) -> _TimeColumn | No
 def _times(
     source: Path, line: int, fields: dict[str, str], columns: dict[str, str], times: list[_TimeColumn]
 ) -> list[dict[str, Any]]:
+    """The times of one line, each with the settings of the line; cells without a measurement are left out."""
+
     def whole(what: str) -> int | None:
         title = columns.get(what)
         text = fields.get(title, "").lower() if title is not None else ""
@@ -320,6 +322,7 @@ _NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n
 
 
 def _copy(file: Input, copy: Path) -> Removed:
+    """Writes a copy with the columns of numbers and of known texts, these cleaned; returns what was removed."""
     _timings(file.path, file.known_as)  # refuses a file without timings
     separator, header, lines = _rows(file.path, file.known_as)
     from warplens.readers.scrubbing import Removed, refuse_remains

@@ -114,6 +114,7 @@ def flattened(document: Any) -> list[dict[str, Any]] | None:
 
 
 def _rows(value: Any, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows in nested JSON, each with the facts and names around it."""
     if isinstance(value, list):
         for item in value:
             yield from _rows(item, known)

@@ -84,6 +84,7 @@ _LIMIT: Final = re.compile(
 
 
 def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: str) -> Iterator[Line]:
+    """The answer in brief: what limits, where, the gain, what to do, how sure, and what comes next."""
     verdict = diagnosis.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes

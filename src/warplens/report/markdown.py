@@ -56,6 +56,7 @@ def _document(document: Document, level: int, image: ImageAddress) -> Iterator[s
 
 
 def _answer(answer: Answer) -> Iterator[str]:
+    """The answer as Markdown: notes, the verdict, and a list of gain, remedy and certainty."""
     if answer.notes:
         yield _notes(Notes(answer.notes))
     yield f"**{escaped(answer.verdict)}**"

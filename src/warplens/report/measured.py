@@ -147,6 +147,7 @@ def measured_document(measurements: Measurements) -> Document:
 
 
 def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
+    """Bars of the median time of each cell."""
     from warplens.report.charts.bars import ranked_chart
 
     time = pl.coalesce("latency_ns", "gpu_ns")

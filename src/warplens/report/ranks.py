@@ -319,6 +319,7 @@ def _key_figures(result: RanksResult) -> Iterator[Block]:
 
 
 def _time(result: RanksResult) -> Iterator[Block]:
+    """The section on what each rank's GPU did in its window."""
     yield Paragraph(
         "At every instant a GPU does exactly one of these; a rank's compute, graphs, exposed communication, copies and "
         "idle time sum to its window. Overlap is the share of communication during which the rank computes."

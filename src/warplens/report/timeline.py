@@ -227,6 +227,7 @@ def _owners(table: pl.DataFrame, first: str, second: str) -> tuple[pl.DataFrame,
 
 
 def _host_layers(timeline: Timeline) -> Iterator[_Layer]:
+    """Events of the host by kind: ranges, Python functions, calls, and costs of the profiler."""
     trace = timeline.trace
     for kind, table in (
         ("ranges", trace.ranges),

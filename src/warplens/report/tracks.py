@@ -176,6 +176,8 @@ def _planes(column: Int64s) -> tuple[int, bytes]:
 
 
 def _head(view: TimelineView) -> dict[str, Any]:
+    """All that a page needs beside the events: window, names, colours, tracks, steps and moments."""
+
     def span(start_ns: int, end_ns: int) -> list[int]:
         return [start_ns - view.origin_ns, end_ns - view.origin_ns]
 

@@ -120,6 +120,7 @@ def write_document(
 def _written(
     document: Document | None, folder: Path, formats: Collection[str], name: str, data: Callable[[], bytes] | None
 ) -> Iterator[Path]:
+    """Writes the document and the data in these formats, and yields the files, except images."""
     if document is not None and "html" in formats:
         from warplens.report.html import render_html
 

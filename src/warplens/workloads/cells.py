@@ -353,6 +353,7 @@ def _versions() -> dict[str, str]:
 
 
 def _gpu(device: str) -> dict[str, Any]:
+    """What is known of the GPU: its name, size, highest clocks and power limit."""
     import torch
 
     from warplens.workloads.measurement import open_nvml

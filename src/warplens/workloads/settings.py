@@ -216,6 +216,7 @@ class TokenReductionCell:
     visualisation: bool = True
 
     def __post_init__(self) -> None:
+        """Refuses settings that are unknown or do not fit together."""
         _check("vision transformer", self.model, list(VIT_SIZES))
         _check("method", self.method, METHODS)
         _check("precision", self.precision, PRECISIONS)

@@ -41,6 +41,7 @@ def comparison_notes(before: KernelCounters, after: KernelCounters) -> tuple[Not
 
 
 def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+    """What makes two reports less comparable: other GPUs, settings, tool versions, clocks or sections."""
     names = [sorted({device.name for device in report.capture.devices}) for report in (before, after)]
     if all(names) and names[0] != names[1]:
         yield Note(
@@ -286,6 +287,7 @@ def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> p
 
 
 def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
+    """The pairs with the values of both sides and their changes (`COMPARED`), the longest before first."""
     columns = [*_SIDES, "cycles"]
     frame = pairs
     for name, side in (("before", before), ("after", after)):
@@ -314,6 +316,7 @@ def _ratio(quantity: str) -> pl.Expr:
 
 
 def _metric_changes(before: _Side, after: _Side, groups: pl.DataFrame) -> pl.DataFrame:
+    """Numeric metrics of both reports by pair (`METRIC_CHANGES`): differences of percentages, ratios of others."""
     numeric = [set(side.medians.metrics.select(cs.numeric()).columns) for side in (before, after)]
     common = sorted(name for name in numeric[0] & numeric[1] if not _NOT_COMPARED.match(name))
     if not common or groups.is_empty():

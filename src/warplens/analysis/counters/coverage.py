@@ -215,6 +215,7 @@ def counter_notes(counters: KernelCounters) -> tuple[Note, ...]:
 
 
 def _content_notes(counters: KernelCounters) -> Iterator[Note]:
+    """What the launches of the report lack: times, throughputs, kernels profiled one by one, consistent occupancy."""
     launches = counters.launches
     if launches.is_empty():
         if not any(item.level is NoteLevel.BLOCKING for item in counters.capture.notes):
@@ -283,6 +284,7 @@ def _cluster_note(clustered: pl.DataFrame, launches: int) -> Note:
 
 
 def _collection_notes(counters: KernelCounters) -> Iterator[Note]:
+    """How the counters were collected, where that changes their meaning, and what they cannot tell."""
     session = counters.session
     if session.cache_control == "all":
         yield Note(

@@ -251,6 +251,7 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
 
 
 def _global_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
+    """Requests and sectors of global and local memory by launch; null where they were not collected."""
     columns = {}
     for way, (op, instructions) in _DERIVED.items():
         requests = measured(counters, f"l1tex__t_requests_pipe_lsu_{_GLOBAL}{op}.sum", instructions)
@@ -276,6 +277,7 @@ def _global_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
 
 
 def _shared_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
+    """Passes over shared memory by launch, how many of them conflicts of banks add, and what rates them."""
     wavefronts = measured(counters, "memory_l1_wavefronts_shared")
     excessive = wavefronts - measured(counters, "memory_l1_wavefronts_shared_ideal")
     by_bank = measured(counters, "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")

@@ -412,6 +412,7 @@ def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | No
 
 
 def _with_nearest_roof(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the nearest roof of each row, the share of it that is reached, and the side of the ridge."""
     moved = {level: (pl.col(f"{level}_bytes"), pl.col(f"{level}_peak")) for level in LEVELS}
     flops = pl.col("flops_per_s")
     frame = frame.with_columns(

@@ -193,6 +193,7 @@ def _headroom(
     known_kernels: pl.DataFrame | None,
     counters: KernelCounters | None,
 ) -> Headroom:
+    """The headroom of the GPU of this time budget."""
     device = timeline.trace.capture.device(budget.device)
     roofs = roofs_of(device)
     pieces = pieces_of(timeline, budget)

@@ -113,6 +113,7 @@ def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.Dat
 
 
 def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
+    """Calls and times of operators, by name, by shapes, or as a tree."""
     tree, ranges = timeline.operators, timeline.trace.ranges
     work_places = timeline.places.part(timeline.work_rows_in(window))
     counts = counted(timeline, window, ranges, tree.forest, timeline.places.operator) & tree.is_operator

@@ -155,6 +155,7 @@ def _matching_table(events: pl.DataFrame, pairing: Matching, together: Bools) ->
 def _notes(
     summaries: Sequence[RankSummary], placing: Placing, alignment: Alignment, table: pl.DataFrame
 ) -> Iterator[Note]:
+    """What is missing or differs among the ranks: profiles, clocks, partners of collectives, windows."""
     if placing.missing:
         shown = ", ".join(map(str, placing.missing[:8])) + (" …" if len(placing.missing) > 8 else "")
         yield Note(

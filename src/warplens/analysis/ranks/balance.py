@@ -123,6 +123,7 @@ def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], result_table: Table) ->
 
 
 def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, common: set[int]) -> pl.DataFrame:
+    """The times of each rank (`RANKS`); its compute per step is that of the steps in `common`."""
     rows = [
         {
             "rank": rank,
@@ -412,6 +413,7 @@ def _instances(matched: pl.DataFrame) -> pl.DataFrame:
 def _by_rank(
     inside: pl.DataFrame, matched: pl.DataFrame, collectives: pl.DataFrame, ranks: Sequence[int], tolerance_ns: int
 ) -> pl.DataFrame:
+    """How long each rank waits in collectives, and how often it is the last one (`RANK_WAITS`)."""
     duration = duration_ns()
     in_window = inside.group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("collectives"), duration.sum().alias("communication_ns")

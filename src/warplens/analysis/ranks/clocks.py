@@ -301,6 +301,7 @@ def _counted(collectives: int) -> str:
 
 
 def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives: int, any_kind: bool) -> str | None:
+    """How far the ranks' clocks can be compared, if that is in doubt; None if it is not."""
     if len(ranks) < 2 or len(set(base.unit.tolist())) == 1:
         return None
     if not aligned.all():

@@ -235,6 +235,7 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
 
 
 def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
+    """Operators with their modelled work and their measured GPU time (`OPERATOR_WORK`)."""
     duration, inside = pl.col("duration_ns"), pl.col("inside")
     longest = duration.arg_max()
     # What multiplies: tensor cores, else kernels named as products, else unknown ones. Conversions of layout and sums
@@ -304,6 +305,7 @@ def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unmodelled(timeline: Timeline, rest: pl.DataFrame, models: pl.DataFrame, total: int) -> pl.DataFrame:
+    """GPU time without modelled work, by operator and reason (`UNMODELLED`), the largest first."""
     ranges = timeline.trace.ranges
     outside = (
         pl.when(pl.col("replayed") | (pl.col("kind") == "graph"))

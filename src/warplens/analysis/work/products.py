@@ -331,6 +331,7 @@ def _forward(signature: _Convolution) -> Callable[[Arguments], Work]:
 def _output_shape(
     arguments: Arguments, signature: _Convolution, inputs: Ints, weight: Ints, *, transposed: bool
 ) -> Ints:
+    """Shape of the result of a convolution; raises `UnknownWorkError` if its inputs do not fit."""
     if len(inputs) != len(weight):
         raise UnknownWorkError("an input has another number of dimensions than its weight")
     space = len(inputs) - 2
@@ -422,7 +423,10 @@ _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
 def _recurrent(signature: _Recurrence) -> Callable[[Arguments], Work]:
+    """The formula for the work of a recurrent network with this signature."""
+
     def formula(arguments: Arguments) -> Work:
+        """Work of the forward pass, or of the backward pass if the signature has a mask of gradients."""
         inputs = arguments.matrix(0)  # [time steps, batch, size], or [tokens, size] of packed sequences
         gates = _GATES.get(-1 if (mode := arguments.integer(signature.mode)) is None else mode)
         hidden, layers = arguments.integer(signature.mode + 1), arguments.integer(signature.layers)

@@ -226,6 +226,7 @@ def _measure(
     report: _ReportOption = None,
     form: FormatOption = "table",
 ) -> None:
+    """Measures the cells of a workload, writes them to a file if asked to, and shows them."""
     if output is not None:
         checked_file(output)
     if report is not None:

@@ -97,6 +97,7 @@ def find_sides(baseline: Path, variant: Path) -> tuple[SideFiles, SideFiles]:
 
 
 def _side_files(path: Path) -> SideFiles:
+    """The files of one side, which are all of one kind: traces, reports of counters, or measurements."""
     if not path.is_dir():
         if path.is_file() and holds_counters(path):
             return SideFiles(path, "counters of Nsight Compute", (path,))

@@ -125,6 +125,7 @@ def study(
 
 
 def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:
+    """Writes the report of a study into its folder, and that of its findings if there are profiles."""
     from warplens.report.jsonout import envelope
     from warplens.report.measured import doubts_of
     from warplens.report.write import write_document
@@ -288,6 +289,7 @@ def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
 def _check(
     file: Path, against: Path, baseline: str | None, variant: Sequence[str] | None, limit: float | None, form: Format
 ) -> None:
+    """Shows what the choices of a policy cost on other measurements; exits with an error beyond the limit."""
     from warplens.studies.policies.document import check_table, regret_rows, regret_sentence
     from warplens.studies.policies.regret import regrets_on, summary
 

@@ -146,6 +146,7 @@ def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _answer(numbers: SweepNumbers) -> Answer:
+    """The answer of a sweep: crossovers, break-even points, anomalies, and the table of points."""
     from warplens.studies.sweeps.document import anomaly_table, breakeven_lines, lost_table, point_table, sweep_data
     from warplens.studies.sweeps.numbers import point_frame
     from warplens.studies.sweeps.words import answer, crossing_text, facts

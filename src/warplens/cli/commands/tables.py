@@ -43,6 +43,7 @@ def command_of(question: Question) -> Callable[..., None]:
     def command(
         path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **own_options: Any
     ) -> None:
+        """Asks the question of the profile, in slices if that is too large for memory, and emits the answer."""
         profile = only_profile(path)
         needs_whole = window == "steady" or range_name is not None
         if (question.counted or question.alone) and not needs_whole and needed_beyond_limit(profile, TABLE):

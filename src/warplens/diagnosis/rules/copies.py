@@ -160,6 +160,7 @@ class BlockingCopy(Rule):
 
     id = "blocking-copy"
     model = "host"
+    change = "async-copies"
     located = "copies"
     question = "Do copies between host and GPU run while nothing computes?"
     limiter = "copies between host and GPU delay the work"
@@ -684,6 +685,7 @@ class AllocatorChurn(Rule):
 
     id = "allocator-churn"
     model = "host"
+    change = "cached-allocation"
     located = "allocations"
     question = "Is device memory allocated and freed inside the steps?"
     limiter = "memory is allocated and freed inside the steps"

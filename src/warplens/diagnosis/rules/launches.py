@@ -352,6 +352,7 @@ class LaunchOverhead(Rule):
 
     id = "launch-overhead"
     model = "host"
+    change = "cuda-graph"
     question = "Does the GPU wait for work that the host is still issuing?"
     limiter = "the host cannot issue work as fast as the GPU finishes it"
     cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, is launched too late"

@@ -211,6 +211,7 @@ class Precision(Rule):
 
     id = "precision"
     model = "products"
+    yields = False
     question = "Do matrix products use a format that the tensor cores do not support?"
     limiter = "matrix products in a format that tensor cores multiply slowly or not at all"
     cause = "matrix products off the tensor cores, in float64, or in TF32 where others have 16 bits"

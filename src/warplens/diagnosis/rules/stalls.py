@@ -222,6 +222,7 @@ class HostStall(Rule):
 
     id = "host-stall"
     model = "host"
+    change = "no-host-stall"
     located = "pauses"
     question = "Is the host busy or asleep for long outside CUDA calls while the GPU runs out of work?"
     limiter = "long pauses of the host between CUDA calls"

@@ -58,6 +58,7 @@ class HostSync(Rule):
 
     id = "host-sync"
     model = "host"
+    change = "no-synchronization"
     located = "waits"
     question = "Does the host wait until the GPU's queue is empty and then have to refill it?"
     limiter = "the host waits until the GPU's queue is empty, then has to refill it"

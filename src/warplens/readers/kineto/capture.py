@@ -164,6 +164,7 @@ _OTHER_ACCELERATORS = {
 
 
 def _missing_work(findings: Findings) -> list[Note]:
+    """Why the trace lacks GPU work or calls, and how to record them; nothing if it has both."""
     categories = findings.document.categories
     accelerator = next(
         (
@@ -283,6 +284,7 @@ def _clock(findings: Findings) -> list[Note]:
 
 
 def _damage(findings: Findings) -> list[Note]:
+    """What was lost or repaired in reading: cut or damaged text, invalid times, open and repeated events."""
     notes = []
     document, spans = findings.document, findings.spans
     if document.cut_off_bytes is not None:

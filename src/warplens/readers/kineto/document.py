@@ -68,6 +68,11 @@ class Source:
             thread.join()
 
     def _fill(self, queue: Queue[bytes | BaseException | None], stopped: Event) -> None:
+        """Puts the unpacked blocks, or the error that ends them, and then None into the queue.
+
+        It ends early once `stopped` is set.
+        """
+
         def put(item: bytes | BaseException | None) -> bool:
             while not stopped.is_set():
                 try:

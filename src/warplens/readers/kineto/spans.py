@@ -183,6 +183,7 @@ class Frames:
         }
 
     def _row(self, kind: str, phase: str, event: dict[str, Any]) -> dict[str, int | None]:
+        """The event as a row: phase, times, ids and the arguments of its kind; None for what it lacks."""
         name = event.get("name")
         row = {
             "phase": ord(phase),
@@ -313,6 +314,7 @@ def spans_of(
 
 
 def _valid(kind: str, events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
+    """The events whose times can be read, each of them once; `spans` counts what is left out."""
     begin, duration = pl.col("begin_ns"), pl.col("duration_ns")
     begun = begin.is_between(-FURTHEST_NS, FURTHEST_NS).fill_null(False)
     if kind == "allocation":
@@ -386,6 +388,7 @@ def _without_repeated(events: pl.DataFrame, identity: str) -> pl.DataFrame:
 
 
 def _place_on_clock(spans: Spans, extent_ns: tuple[int, int] | None) -> None:
+    """Moves all events to a clock that begins at zero; events without an end are taken to end with the last one."""
     begin, end = pl.col("begin_ns"), pl.col("begin_ns") + pl.col("duration_ns").fill_null(0)
     extent = [
         frame.select(begin.min().alias("begin"), end.max().alias("end"), fraction=((begin % 1_000) != 0).any()).row(0)

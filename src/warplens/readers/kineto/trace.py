@@ -286,6 +286,7 @@ def _window_of(document: Recorded, spans: Spans) -> tuple[int, int]:
 
 
 def _refuse_others(document: Recorded, known_as: Path) -> None:
+    """Refuses JSON that is no trace of PyTorch's profiler, or an empty one, and says what it is instead."""
     if not document.is_trace:
         for mark, found, advice in _OTHER_FORMATS:
             if mark in document.begin:

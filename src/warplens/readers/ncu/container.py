@@ -103,6 +103,7 @@ class Container:
         self.stopped_at, self.reason = at, reason
 
     def _block(self, begin: int) -> Block | None:
+        """The block that begins at this byte, as far as the file has it; None if it cannot be read."""
         try:
             start, self._at = self._message_at(begin)
             if start == self._at:  # zeros, where writing was interrupted after the file had been enlarged

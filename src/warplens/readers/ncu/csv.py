@@ -268,6 +268,7 @@ class _Reading:
         launch = -1
 
         def take(row: list[str]) -> None:
+            """Takes a row of the details page: the value of a metric, or the result of a rule."""
             nonlocal current, launch
             # A metric's row ends after its value, a rule's row has all fields.
             if not row[0] or len(row) <= last or len(row) > len(names):
@@ -296,6 +297,8 @@ class _Reading:
             self._sections[name] = None
 
     def _add_rule(self, launch: int, row: Sequence[str], at: dict[str, int]) -> None:
+        """Adds what a rule of Nsight Compute says about a launch."""
+
         def cell(name: str) -> str:
             return row[at[name]] if name in at and at[name] < len(row) else ""
 

@@ -106,6 +106,7 @@ class Table:
             raise UnreadableInputError(self._known_as, found, "Export it again from the .ncu-rep file") from None
 
     def _rows(self, text: TextIO) -> Iterator[list[str]]:
+        """The rows of the table, headers and units included, but no other lines, and no last row that was cut."""
         header, delimiter = self._header(text)
         self._quotes = 0
         names = next(csv.reader([header], delimiter=delimiter))

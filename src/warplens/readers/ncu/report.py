@@ -268,6 +268,7 @@ class _Reading:
         )
 
     def _notes(self) -> Iterator[Note]:
+        """What could not be read of the report, and what makes its values doubtful."""
         count = len(self._launches)
         if not count:
             yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", RECORD)

@@ -88,6 +88,7 @@ def notes_of(findings: Findings) -> tuple[Note, ...]:
 
 
 def _missing_cuda(findings: Findings) -> list[Note]:
+    """Why the capture lacks GPU work or CUDA calls, and how to record them; nothing if it has both."""
     if findings.has_work:
         if not findings.tables["api_calls"].height:
             text = "No CUDA API calls were recorded: launches, queue times and the ranges around them are unknown."
@@ -132,6 +133,7 @@ def _no_work(calls: pl.DataFrame) -> Note:
 
 
 def _lost_work(findings: Findings) -> list[Note]:
+    """Whether CUDA calls, or the work of launches, were lost from a capture that holds others."""
     calls = findings.tables["api_calls"]
     if not calls.height or not findings.has_work:
         return []
@@ -247,6 +249,7 @@ def _missing_ranges(findings: Findings) -> list[Note]:
 
 
 def _session(findings: Findings) -> list[Note]:
+    """What the session of the recording makes doubtful: lost events, WSL2, a schema newer than those tested."""
     notes = []
     session = findings.session
     if session.reports_lost_events or session.may_lack_events:
@@ -289,6 +292,7 @@ def _repeated(work: pl.DataFrame) -> int:
 
 
 def _repairs(findings: Findings) -> list[Note]:
+    """What the export had wrong, and how it was read: invalid and repeated events, open ranges, names."""
     notes = []
     if findings.dropped_rows:
         work = sum(frame.height for frame in findings.work)

@@ -93,6 +93,7 @@ class Report:
     """
 
     def __init__(self, file: BinaryIO, size: int, known_as: Path) -> None:
+        """Reads all that surrounds the events: sections, target, counts, strings and the last message."""
         self._file, self._size, self.known_as = file, size, known_as
         self.version = version_in(self._at(0, min(size, 128)))
         self._sections = self._index()

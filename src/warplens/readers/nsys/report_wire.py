@@ -212,6 +212,7 @@ def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, values_of
 
 
 def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, values_of: dict[str, Values]) -> None:
+    """Reads this field in the messages that have it next, keeps its values if it has a name, and moves on in them."""
     rows = np.flatnonzero(state.tags == key)
     begin, values, ends = _value(source, state.at[rows] + state.sizes[rows], key, name is not None)
     limits = state.end[rows]

@@ -188,6 +188,7 @@ class _Copy:
     """
 
     def __init__(self, connection: sqlite3.Connection, file: SqliteFile, rewrites: bool) -> None:
+        """Attaches the source to the empty database, and chooses the tables and columns to keep."""
         self._rewrites = rewrites
         self._file = file
         self.secrets = _secrets_of(file)

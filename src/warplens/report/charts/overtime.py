@@ -101,6 +101,7 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
     ]
 
     def draw(ink: Ink) -> alt.LayerChart:
+        """Wall time and busy time of each step, in the colours of `ink`."""
         base = alt.Chart(embedded(marks))
         axis = alt.Axis(grid=False, ticks=False, tickCount=12, tickMinStep=1, format=",d")  # whole steps only
         scale = alt.Scale(domain=[min(first, 1) - 0.5, last + 0.5], nice=False)
@@ -193,6 +194,7 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
     height = max(1, len(lanes)) * _LANE
 
     def draw(ink: Ink) -> alt.LayerChart:
+        """A lane for each row of the timeline, with the begins of steps, in the colours of `ink`."""
         below = y_pixels("y0", height)
         x = alt.X(
             "x0:Q",

@@ -72,6 +72,7 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     ridges = _ridge_marks(flat, slopes)
 
     def draw(ink: Ink) -> alt.LayerChart:
+        """Roofs and kernels in the plane of intensity and rate, in the colours of `ink`."""
         place = {
             "x": alt.X(
                 "x:Q",
@@ -461,6 +462,7 @@ def curve_chart(
     ]
 
     def draw(ink: Ink) -> alt.LayerChart:
+        """The series over a logarithmic axis, with their fitted laws if there are any, in the colours of `ink`."""
         x = alt.X(
             "x:Q",
             title=x_title,

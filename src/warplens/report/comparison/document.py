@@ -141,6 +141,7 @@ def _ranges(numbers: StepNumbers) -> Iterator[Block]:
 
 
 def _kernels(numbers: StepNumbers) -> Iterator[Block]:
+    """The section on kernels: how many were kept, changed, added and removed, and which differ with certainty."""
     kernels = numbers.difference.kernels
     before, after = kernels.launches_per_step
     counts = ", ".join(

@@ -196,6 +196,7 @@ def _order_notes(*sides: TraceFiles) -> Iterator[Note]:
 
 
 def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
+    """Notes on sides of several files: copies, the typical file, and files that are no repeats of one program."""
     for side in sides:
         if side.copies:
             text = (
@@ -350,6 +351,7 @@ def kernel_groups(
 
 
 def _grouped(table: pl.DataFrame) -> pl.DataFrame:
+    """The changes of kernels by pair of names, the largest change of time first."""
     sums = [
         *(f"{side}_{quantity}_per_step" for quantity in ("launches", "ns") for side in ("baseline", "variant")),
         "change_ns_per_step",

@@ -417,6 +417,7 @@ def counters_data(reports: Sequence[CounterNumbers], comparisons: Sequence[Compa
 
 
 def _report(numbers: CounterNumbers) -> dict[str, Any]:
+    """The JSON data of a report of counters."""
     counters = numbers.counters
     capture = counters.capture
     return {

@@ -294,6 +294,7 @@ def reason(row: Mapping[str, Any]) -> str:
 
 
 def _why(row: Mapping[str, Any]) -> str:
+    """The numbers that a kernel has its bound by, in words."""
     bound = row["bound"]
     low = f"compute {shown_share(row['compute_share'])}, memory {shown_share(row['memory_share'])} of peak"
     if bound == "unknown":

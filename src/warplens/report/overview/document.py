@@ -172,6 +172,7 @@ def _headline(numbers: Numbers) -> dict[str, Any]:
 
 
 def _tiles(headline: dict[str, Any], numbers: Numbers) -> Iterator[KeyFigure]:
+    """The key figures: step time, busy share, largest part, kernels, launches, peak memory."""
     if headline["steps"] > 1:
         wall = numbers.window_steps["wall_ns"].to_list()
         spread = f"median of {headline['steps']} steps, {fmt.duration(min(wall))} to {fmt.duration(max(wall))}"

@@ -113,6 +113,7 @@ def work_data(modelled: ModelledWork) -> dict[str, Any]:
 
 
 def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
+    """How much GPU time has modelled work, how much work that is, and the source of the roofs."""
     if modelled.coverage_share is None:
         return
     yield (

@@ -296,6 +296,7 @@ def _forward_time(
 def _lacking(
     timeline: Timeline, phased: PhasedWork, attention: AttentionTime | None, mode: str | None
 ) -> dict[str, str]:
+    """Question → why this profile does not answer it, and what to record instead."""
     if not timeline.trace.has_device_work:
         notes = (f"{note.text} {note.remedy or ''}".strip() for note in timeline.trace.capture.notes)
         unanswered = "bcde" if host_passes(timeline).height else QUESTIONS

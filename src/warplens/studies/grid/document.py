@@ -199,6 +199,7 @@ def _legend() -> Section:
 
 
 def _how_to_run(grid: Grid) -> Section:
+    """The section on how to record a grid's profiles."""
     model = grid.models[0] if grid.models else "small"
     context = grid.contexts[0] if grid.contexts else 512
     return Section(

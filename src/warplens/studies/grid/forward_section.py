@@ -126,6 +126,7 @@ def host_bound(times: pl.DataFrame) -> pl.DataFrame:
 
 
 def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
+    """How the profiled passes compare with the times of the program's own clock."""
     compared = times.filter(pl.col("ratio").is_not_null())
     ambiguous = [
         f"The program's own times of {fmt.shorten(', '.join(dict.fromkeys(grid.ambiguous)), 120)} were not used: there "
@@ -198,6 +199,7 @@ def time_matrix(grid: Grid) -> Table:
 
 
 def _time_figure(grid: Grid) -> Figure:
+    """Bars with the time of a forward pass of each cell."""
     from warplens.report.charts.bars import ranked_chart
 
     fills = dict(zip(grid.models, _MODEL_FILLS * len(grid.models), strict=False))

@@ -9,6 +9,7 @@ range; the products are the matrix-product kernels in the first and last.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -201,8 +202,7 @@ def attention_row(
     has_products = bool((passes["scores_matmul_ns"] > 0).all() and (passes["values_matmul_ns"] > 0).all())
     times = {name: Spread.of(passes[name] / layers) for name in ATTENTION_TIMES.names if name.endswith("_ns")}
     ratio = Spread.of(passes["softmax_ns"] / products) if has_products else None
-    per_layer = (passes["softmax_kernels"] / layers).unique().to_list()
-    kernels = int(per_layer[0]) if len(per_layer) == 1 and float(per_layer[0]).is_integer() else None
+    kernels = _only_whole((passes["softmax_kernels"] / layers).unique().to_list())
     softmax = times["softmax_ns"]
     row: dict[str, Any] = {name: median(spread) for name, spread in times.items()} | {
         "layers": attention.layers,
@@ -235,6 +235,11 @@ def attention_row(
         row[name] = amount / (spent * 1e-9) if amount is not None and spent else None
     rate = row["softmax_bytes_per_s"]
     return {**row, "softmax_bandwidth_share": rate / bandwidth if rate and bandwidth else None}
+
+
+def _only_whole(numbers: Sequence[float]) -> int | None:
+    """The only number of these, if there is just one and it is whole."""
+    return int(numbers[0]) if len(numbers) == 1 and float(numbers[0]).is_integer() else None
 
 
 def missing_attention_ranges(timeline: Timeline) -> tuple[str, ...]:

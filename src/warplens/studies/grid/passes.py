@@ -61,6 +61,7 @@ def repeated_steps(timeline: Timeline, instances: PhaseInstances) -> tuple[tuple
 
 
 def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[Step, ...]:
+    """Steps from phases: each ends with the last kind of phase, and the next one begins with a forward pass."""
     settled = timeline.forest.outermost_match(warmup_labels(timeline.trace.ranges))[instances.rows] == 0
     rows, phase = instances.rows[settled], instances.phase[settled]
     forward, last = PHASES.index("forward") + 1, int(phase.max(initial=0))
@@ -225,6 +226,7 @@ def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedW
 
 
 def _labelled_work(timeline: Timeline, instances: PhaseInstances, steps: tuple[Step, ...]) -> pl.DataFrame:
+    """The work of the steps in order of begin, with its step, phase, outermost range and label."""
     work = timeline.work
     owner = work["range"].fill_null(NO_RANGE).to_numpy()
     begun = work["start_ns"].to_numpy()
@@ -261,6 +263,7 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
 
 
 def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
+    """GPU time of each phase of each step (`PHASE_TIMES`)."""
     if not steps:
         return PHASE_TIMES.empty()
     order = (*PHASES, NO_PHASE)

@@ -175,6 +175,7 @@ def answer_d(grid: Grid) -> list[str]:
 
 
 def _optimizer_sentences(costs: pl.DataFrame) -> list[str]:
+    """How many launches the optimizer makes, whether the GPU keeps up, and how fast memory is used."""
     if not costs.height:
         return []
     sentences = [
@@ -205,6 +206,7 @@ _PACE: Final = {
 
 
 def _training_blocks(grid: Grid) -> Iterator[Block]:
+    """Tables and figure on training steps: phases, matrix products, categories, and the optimizer."""
     split, mix, costs = training_split(grid), category_mix(grid, "step"), optimizer_costs(grid)
     phases = " ".join(f"{phase}_ns {phase}_share" for phase in PHASES)
     columns = f"steps wall_ns gpu_ns {phases} none_ns residual_ns idle_share python_step_ns"
@@ -230,6 +232,7 @@ def _training_blocks(grid: Grid) -> Iterator[Block]:
 
 
 def _split_figure(split: pl.DataFrame) -> Figure:
+    """A strip of one training step, divided into phases and idle time."""
     from warplens.report.charts.bars import budget_chart
 
     row = split.row(-1, named=True)

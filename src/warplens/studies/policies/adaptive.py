@@ -250,6 +250,7 @@ class AdaptiveModule(nn.Module):
         share: Share = "equal",
         elsewhere: Elsewhere = "fallback",
     ) -> None:
+        """Takes the sides as parts of this module, and ties the weights that they have in common (`share`)."""
         super().__init__()
         self.policy = policy if isinstance(policy, Policy) else read_policy(policy)
         self.elsewhere = elsewhere

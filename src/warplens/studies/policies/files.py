@@ -220,6 +220,7 @@ class _At:
 
 
 def _policy(document: _At) -> Policy:
+    """The policy in this document; refuses a document whose parts do not fit together."""
     (_, version, source, workload, facts, shared, sides_at, axes_at, margin, fallback, rule, model, points_at,
      regret_at) = document.fields(
         "schema", "version", "source", "workload", "environment", "shared", "sides", "axes", "margin", "fallback",

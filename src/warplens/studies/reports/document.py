@@ -258,6 +258,7 @@ def _named(problem: dict[str, Any]) -> str:
 
 
 def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[str, Any]) -> Section:
+    """The section on one problem: rates of the kernels over sequence length."""
     from warplens.report.charts.plane import curve_chart
 
     rows, name = rates.filter(**problem), _named(problem)

@@ -56,6 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with a command for each study."""
     parser = argparse.ArgumentParser(
         prog="python -m warplens.studies.runner",
         description=__doc__,

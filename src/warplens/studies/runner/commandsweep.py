@@ -62,6 +62,7 @@ class CommandSweep:
     items: str | None = None  #: axis that holds the number of items of a step; None for one item
 
     def __post_init__(self) -> None:
+        """Refuses options that are malformed or do not fit to the commands."""
         if self.repeats < 1:
             raise UsageError("--repeats must be at least 1")
         if self.time_unit not in TIME_UNITS:
@@ -242,6 +243,7 @@ def _point(
 
 
 def _figures(sweep: CommandSweep, items: int, blocks: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The measurement of one cell from the times of its runs, in blocks."""
     doubts = []
     if len({len(block) for block in blocks}) > 1:
         blocks = [[round(median(block))] for block in blocks]

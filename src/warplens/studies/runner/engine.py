@@ -287,6 +287,10 @@ class Ledger:
             raise
 
     def _read(self) -> None:
+        """Reads the entries, or begins a new ledger; a last line that was cut is removed.
+
+        Another plan, or another kind of file, is refused.
+        """
         self._file.seek(0)
         lines = self._file.read().split(b"\n")
         complete = [line for line in lines[:-1] if line]

@@ -269,6 +269,7 @@ def _detail(row: Mapping[str, Any]) -> str:
 
 
 def _regimes(numbers: SweepNumbers) -> Section:
+    """The section on what limits each cell."""
     from warplens.report.charts.bars import regime_chart
 
     axes = numbers.sweep.axes

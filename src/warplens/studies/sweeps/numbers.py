@@ -295,6 +295,7 @@ def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float) -> tuple[B
 def _notes(
     unmatched: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], confounded: Confounding, lost: int
 ) -> Iterator[Note]:
+    """What the answer of a sweep leaves out or cannot know."""
     if not any(cell and cell.wall for point in sweep.points for _, cell in point.sides):
         only = "The file holds no repetitions, only one figure a cell"
         text = f"{only}: no interval, no verdict and no test for anomalies."

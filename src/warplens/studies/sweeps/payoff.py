@@ -143,6 +143,7 @@ def crossovers(
 def _line(
     axis: str, others: Mapping[str, Any], points: Sequence[Point], level: float, seed: int, draws: int
 ) -> PaysOff:
+    """Where on one line of points, all settings but `axis` being equal, the variant pays off."""
     measured = [point for point in points if all(cell is not None and cell.is_timed for _, cell in point.sides)]
     gaps = tuple(
         f"{axis} {point.settings[axis]}: {name} {cell.status if cell else 'missing'}"
@@ -195,17 +196,7 @@ def _signs(points: Sequence[Point], level: float) -> list[int]:
 def _crossings(values: Float64s, drawn: Replicates, signs: Sequence[int], level: float) -> Iterator[Crossing]:
     """Crossings between decided neighbours of opposite sign, and candidates at undecided ends of the line."""
     x = np.log(values)
-    decided = [index for index, sign in enumerate(signs) if sign]
-    last = len(signs) - 1
-    spans = [(one, two) for one, two in pairwise(decided) if signs[one] != signs[two]]
-    # An undecided end may hold a crossing. Without any decided point, the whole line is such an end.
-    if decided and decided[0] > 0:
-        spans.insert(0, (0, decided[0]))
-    if decided and decided[-1] < last:
-        spans.append((decided[-1], last))
-    if not decided and last > 0:
-        spans = [(0, last)]
-    for first, end in spans:
+    for first, end in _spans(signs):
         at = _root(x[first : end + 1], drawn.ratio[first : end + 1])
         if at is None and signs[first] * signs[end] < 0:  # the medians do not cross, though the trimmed means do
             at = float(x[first] + x[end]) / 2
@@ -220,6 +211,19 @@ def _crossings(values: Float64s, drawn: Replicates, signs: Sequence[int], level:
             low, high = before if ends[0] is None else ends[0], after if ends[1] is None else ends[1]
         pays: Literal["above", "below"] = "above" if falling else "below"
         yield Crossing(pays, math.exp(at), low, high, (before, after), bool(signs[first] and signs[end]))
+
+
+def _spans(signs: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last position of each part of the line that may hold a crossing."""
+    decided = [index for index, sign in enumerate(signs) if sign]
+    last = len(signs) - 1
+    if not decided:
+        return [(0, last)] if last > 0 else []
+    inside = [(one, two) for one, two in pairwise(decided) if signs[one] != signs[two]]
+    # An undecided end may hold a crossing.
+    before = [(0, decided[0])] if decided[0] > 0 else []
+    after = [(decided[-1], last)] if decided[-1] < last else []
+    return [*before, *inside, *after]
 
 
 def interval(least: Float64s, most: Float64s, level: float) -> tuple[float | None, float | None]:

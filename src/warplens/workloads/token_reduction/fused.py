@@ -162,6 +162,7 @@ def launch_constants(
 
 
 def _check(weights: Tensor, x: Tensor, kept: int) -> None:
+    """Refuses inputs that the fused kernel cannot take, and says what else to do."""
     if kernel is None:
         raise UsageError("the fused token reduction is a Triton kernel, and triton is not installed")
     if x.device.type != "cuda" and not kernel.INTERPRETED:
