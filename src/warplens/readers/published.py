@@ -250,8 +250,8 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     reason = str(row.get("reason") or "") or (None if status == "measured" else "not in the table")
     record |= {"status": status, "reason": reason, "unit": str(row.get("unit") or "item"), "doubts": []}
     items = row["items"] if _number(row.get("items")) is not None else row.get("batch")
-    whole = isinstance(items, int) and not isinstance(items, bool)
-    record["items"] = items if whole and 0 < items < _GREATEST else None
+    is_count = isinstance(items, int) and not isinstance(items, bool) and 0 < items < _GREATEST
+    record["items"] = items if is_count else None
     if status != "measured":
         return record
     figures = {

@@ -214,6 +214,7 @@ class _Exposed:
     removable_ns: int  #: without the waiting
     waited_ns: int  #: the waiting, which stays
     by_peers_ns: int  #: waiting for other ranks in one rank's profile
+    in_turn: bool  #: whether it comes in every nth step, in which the program may also sum more
     #: hideable, fewer, sooner: shares of the claimed time that could be hidden, that half of the bytes (or gathering
     #: parameters once) save, and that a later micro-batch repeats
     hideable: float
@@ -281,7 +282,8 @@ class ExposedCommunication(Rule):
         "if it does not get faster by the exposed time, something else is the limit."
     )
     refutations: ClassVar = {
-        peers_title: "Record all ranks: if they arrive at these collectives at the same time, the network is the cause."
+        peers_title: "Record all ranks: if they arrive at these collectives at the same time, the network is the "
+        "cause, or these steps sum more."
     }
     precedence = "certain"
 
@@ -332,7 +334,11 @@ class ExposedCommunication(Rule):
         return self.raised(
             facts,
             exposed.by_peers_ns if waits else exposed.removable_ns,
-            confidence=first_of((not facts.window.steps, "low"), (facts.sure and not waits, "high"), default="medium"),
+            confidence=first_of(
+                (not facts.window.steps or (waits and exposed.in_turn), "low"),
+                (facts.sure and not waits, "high"),
+                default="medium",
+            ),
             evidence={
                 "exposed_ns": claimed,
                 "exposed_share": claimed / facts.wall_ns,
@@ -370,7 +376,7 @@ class ExposedCommunication(Rule):
         sums = facts.program.having("label", "communication") & ~facts.program.marked("gathering")
         known = _format(facts, pieces.where(sums) if kind == "gradients" else pieces)
         hideable = self._hideable_ns(facts, claimed) / claimed
-        by_peers = self._by_peers_ns(facts, pieces) if kind in ("gradients", "parameters") else 0
+        by_peers, in_turn = self._by_peers(facts, pieces) if kind in ("gradients", "parameters") else (0, False)
         waited = 0 if is_late else self._waited_ns(facts, claims) or by_peers
         again, micro_batches = _accumulated(facts)
         sooner = int(pieces.ns[again[pieces.at]].sum()) / claimed
@@ -385,6 +391,7 @@ class ExposedCommunication(Rule):
             removable_ns=claimed - waited,
             waited_ns=waited,
             by_peers_ns=by_peers,
+            in_turn=in_turn,
             hideable=min(hideable, self.hidden_of_layers) if kind == "layers" else hideable,
             fewer=fewer,
             sooner=sooner if sooner >= self.fewer_bytes else 0.0,  # otherwise most of it is something else
@@ -403,15 +410,17 @@ class ExposedCommunication(Rule):
         stays = sum(run.not_communication_ns(rank, late=False) for rank in run.ranks)
         return int(waited * stays / sum(map(run.waited_ns, run.ranks)))
 
-    def _by_peers_ns(self, facts: Facts, claimed: Spent) -> int:
+    def _by_peers(self, facts: Facts, claimed: Spent) -> tuple[int, bool]:
         """Waiting for other ranks in one rank's claimed work: what equal collectives last longer in some steps.
+
+        Also whether these are every nth step.
 
         Gradients and parameters have the same bytes in each step, in the same order. A rank that is late in every step
         shows only in profiles of several ranks.
         """
         run = run_of(facts)
         if run is not None and len(run.ranks) > 1:
-            return 0
+            return 0, False
         program = facts.program
         rows = np.flatnonzero(claimed.whole() * (program.marked("summing") | program.marked("gathering")))
         frame = facts.work.select("start_ns", "device")[rows].with_columns(
@@ -428,8 +437,12 @@ class ExposedCommunication(Rule):
         equal = [*of_kind, "place"]
         transfer = pl.col("length").quantile(0.25).over(equal)
         waits = (pl.len().over(equal) >= self.least_equal) & (pl.col("length") > self.transfer_factor * transfer)
+        long = usual.filter(waits)
         waited = int(usual.select(pl.when(waits).then((pl.col("claimed") - transfer).clip(0)).sum()).item() or 0)
-        return waited if ceiling(facts.wall_ns, waited) >= facts.thresholds.raise_ceiling else 0
+        if ceiling(facts.wall_ns, waited) < facts.thresholds.raise_ceiling:
+            return 0, False
+        apart = np.diff(long["step"].unique().sort().to_numpy())
+        return waited, len(apart) > 1 and bool((apart == apart[0]).all()) and int(apart[0]) > 1
 
     def _remedies(self, facts: Facts, exposed: _Exposed) -> tuple[Remedy | None, ...]:
         """What to do, each with the placeholder for its gain."""
