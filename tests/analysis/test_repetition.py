@@ -55,6 +55,7 @@ def test_a_step_has_layers_and_a_layer_has_none():
     layer = [1, 2, 3, 4, 5, 6]
     step = [7, *layer * 4, 8, 9]
     assert longest_repetition(np.array(step * 5)) == (len(step), 0, 5 * len(step))
+    assert longest_repetition(np.array([], dtype=np.int64)) == (0, 0, 0)
     assert is_structured(np.array(step * 5), len(step))
     assert not is_structured(np.array(layer * 20), len(layer))
 

@@ -142,6 +142,8 @@ def stand_out(pauses: Int64s, other_pauses: Int64s) -> bool:
 def _candidate_periods(codes: Int64s) -> list[int]:
     """Distances between places of the sequence that look alike, shortest first."""
     count = len(codes)
+    if not count:
+        return []
     length = min(_ANCHOR_LENGTH, max(1, count // (2 * MIN_REPEATS)))
     periods: set[int] = set()
     windows = np.lib.stride_tricks.sliding_window_view(codes, length)

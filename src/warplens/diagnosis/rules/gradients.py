@@ -379,6 +379,8 @@ class UnusedGradients(StructureRule):
         layers = back[stop - (stop - begin) // period * period :]
         of_forward, begin, _ = longest_repetition(program.launched_as(forward))
         per_layer = products[layers[:period]].sum()
+        if per_layer == period:
+            return None  # products alone: those of weights and of inputs look alike
         learning = program.marked("weight-gradient") | program.marked("parameter-sum") | program.marked("generated")
         is_frozen = per_layer == products[forward[begin : begin + of_forward]].sum() and not learning[layers].any()
         return layers if is_frozen and 0 < per_layer <= of_weights else None
