@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import warplens
+from tests.shipped import capture
 from tests.tiers import thinned
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +98,7 @@ def test_a_finding_is_one_file(copy):
     made = copy.make("new-finding", "huge-kernels")
     assert made.returncode == 0, made.stderr
     assert [*copy.added()] == ["huge_kernels.py"]
-    found = json.loads(copy.warplens("diagnose", "demo:copies_and_syncs", "--format", "json"))
+    found = json.loads(copy.warplens("diagnose", str(capture("copies_and_syncs")), "--format", "json"))
     ids = [finding["id"] for finding in found["data"]["findings"]]
     assert "huge-kernels" in ids
     assert "`huge-kernels`" in (copy.root / "docs/reference/findings.md").read_text("utf-8")

@@ -181,8 +181,8 @@ def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(a
 
 
 def test_a_trace_says_in_one_line_what_it_holds():
-    assert repr(warplens.read("demo:copies_and_syncs")).count("\n") == 0
-    assert "247 kernels, 142 copies" in repr(warplens.read("demo:copies_and_syncs"))
+    assert repr(warplens.read(capture("copies_and_syncs"))).count("\n") == 0
+    assert "247 kernels, 142 copies" in repr(warplens.read(capture("copies_and_syncs")))
 
 
 class Card(HTMLParser):

@@ -19,6 +19,7 @@ from polars.testing import assert_frame_equal
 
 from tests.readers.kineto_traces import event, written
 from tests.readers.nsys_reports import report_of
+from tests.shipped import capture
 from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.launches import launch_statistics
 from warplens.analysis.phases import step_statistics
@@ -135,7 +136,7 @@ def test_every_allocation_can_be_listed(asked):
 
 
 def test_the_events_of_different_kinds_of_memory_are_told_apart(warplens):
-    run = warplens("memory", "demo:copies_and_syncs", "--by", "event", "--window", "all")
+    run = warplens("memory", capture("copies_and_syncs"), "--by", "event", "--window", "all")
 
     header = next(line for line in run.out.splitlines() if "Change" in line)
     assert header.split() == ["Time", "Process", "GPU", "Memory", "Change", "In", "use"]

@@ -146,6 +146,7 @@ COLUMNS: Final = {
         Column("path", pl.String, "names from the step down, joined by ` / `"),
         Column("stall", pl.String, "longest warp stall, where it is long", title="Top stall"),
         Column("answer", pl.String, "whether the variant is faster"),
+        Column("pays", pl.Enum(["above", "below"]), "where the variant pays"),
         Column("axis", pl.String, "axis along which it was compared with the others", title="Along"),
         Column("best", pl.String, "fastest side", title="Fastest"),
         Column("chosen", pl.String, "the side that the policy chose"),

@@ -456,9 +456,9 @@ class ExposedCommunication(Rule):
             None if exposed.is_waiting else look,
         )
 
-    def _saving(self, facts: Facts, exposed: _Exposed, remedy: Remedy, share: float, how: str = "") -> Remedy:
+    def _saving(self, facts: Facts, exposed: _Exposed, remedy: Remedy, share: float, effect: str = "") -> Remedy:
         """The remedy with its gain if it saves this share of the removable time, and how it does so."""
-        text = f"{GAIN}; {how}" if how else GAIN
+        text = f"{GAIN}; {effect}" if effect else GAIN
         # Saved GPU time helps only until the host sets the pace, which issues the same work.
         if facts.unprofiled_host_ns > facts.busy_ns - share * exposed.removable_ns:
             needed = percent(facts.unprofiled_host_ns / facts.wall_ns)
@@ -486,8 +486,8 @@ class ExposedCommunication(Rule):
         beside, share = _REMEDIES[exposed.kind][0], exposed.hideable
         limited = "limited by the compute that can run beside it, which takes less time"
         if share >= self.fewer_bytes:
-            how = "one half of the batch beside the other" if exposed.kind == "layers" else ""
-            return self._saving(facts, exposed, beside, share, how)
+            effect = "one half of the batch beside the other" if exposed.kind == "layers" else ""
+            return self._saving(facts, exposed, beside, share, effect)
         if share >= exposed.fewer:
             return self._saving(facts, exposed, beside, share, limited)
         return replace(beside, expected=limited)

@@ -60,7 +60,7 @@ THRESHOLDS: Final = table(
     Column("along", pl.Enum(["items", "size"]), "the number of items at a size, or the size at a number of items",
            title="Looked for along"),
     column("answer", dtype=pl.Enum(["crosses", "always", "never", "undecided"]), help="whether that changes there"),
-    Column("pays", pl.Enum(["above", "below"]), "above or below the threshold"),
+    column("pays", help="above or below the threshold"),
     column("size", dtype=pl.Float64, help="of an item", kind='number'),
     column("items", dtype=pl.Float64, help="that a step processes"),
     Column("total", pl.Float64, "size × items at the threshold"),

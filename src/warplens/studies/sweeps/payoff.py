@@ -47,7 +47,7 @@ CROSSINGS: Final = table(
     column("axis", help="the axis that varies"),
     column("answer", dtype=pl.Enum(["crosses", "always", "none-in-range", "undecided"]),
            help="whether the faster side changes between the values looked at"),
-    Column("pays", pl.Enum(["above", "below"]), "above or below the crossing"),
+    column("pays", help="above or below the crossing"),
     Column("at", pl.Float64, "estimate"),
     column("low", help="lower end of its interval; null where nothing bounds it", title="Interval from"),
     "high",
