@@ -215,6 +215,22 @@ def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
         assert "channels_last)" not in finding.remedies[0].how, "the model is in channels last already"
 
 
+@pytest.mark.parametrize("of_others", [CONVOLUTION, CONVOLUTION.replace("nhwckrsc_nhwc_", "")])
+@pytest.mark.parametrize("enlargements", [1, 4])
+def test_shuffles_of_pixels_before_convolutions_are_no_matter_of_memory_format(
+    enlargements: int, of_others: str
+) -> None:
+    """The first copy shuffles, and has to stay; names of other convolutions need not tell their format."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, of_others)
+        for _ in range(enlargements):
+            machine.launch(80 * US, DIRECT_COPY, times=2)
+            machine.launch(100 * US, CONVOLUTION)
+
+    assert verdict(step).finding("memory-format") is None
+
+
 @pytest.mark.parametrize(
     ("sides", "what", "remedy"),
     [
