@@ -67,6 +67,12 @@ def test_what_is_not_finite_is_counted_and_left_out():
     assert nothing["ulp_0"] == 0
 
 
+@pytest.mark.parametrize("other", ["bfloat16", "float16", "float32", "float64"])
+def test_numbers_beyond_the_other_format_are_compared_without_a_warning(other):
+    (row,) = numeric_differences(named([1e308, 1], "float64"), named([-1, 1], other), "a to b").to_dicts()
+    assert (row["max_abs"], row["ulp_0"], row["ulp_256"]) == (1e308, 1, 1)
+
+
 def test_integers_differ_by_whole_numbers():
     (row,) = numeric_differences(named([2**62, -7, 5], "int64"), named([2**62 + 1, 3, 5], "int64"), "a to b").to_dicts()
     assert (row["max_abs"], row["ulp_max"], row["ulp_0"], row["ulp_1"], row["ulp_4"]) == (10, 10, 1, 1, 1)

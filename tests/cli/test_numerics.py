@@ -56,6 +56,7 @@ NAN, INF = float("nan"), float("inf")
         ([2**62, 1], [2**62 + 1, 1], True),
         ([True, False], [True, True], True),
         ([1j, 2j], [1j, 3j], True),
+        (np.array([2**64 - 1, 1], dtype=np.uint64), [-1, 1], True),
     ],
 )
 def test_a_gate_fails_on_results_that_have_no_relative_error(first, second, failed, warplens):

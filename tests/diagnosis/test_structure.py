@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import polars as pl
 import pytest
@@ -212,6 +213,22 @@ def test_copies_to_channels_first_and_back_are_a_matter_of_memory_format(
         assert finding.evidence["conversions_per_step"] == 16
         assert finding.expected == pytest.approx(250 / 100, rel=0.05)
         assert "channels_last)" not in finding.remedies[0].how, "the model is in channels last already"
+
+
+@pytest.mark.parametrize("of_others", [CONVOLUTION, CONVOLUTION.replace("nhwckrsc_nhwc_", "")])
+@pytest.mark.parametrize("enlargements", [1, 4])
+def test_shuffles_of_pixels_before_convolutions_are_no_matter_of_memory_format(
+    enlargements: int, of_others: str
+) -> None:
+    """The first copy shuffles, and has to stay; names of other convolutions need not tell their format."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, of_others)
+        for _ in range(enlargements):
+            machine.launch(80 * US, DIRECT_COPY, times=2)
+            machine.launch(100 * US, CONVOLUTION)
+
+    assert verdict(step).finding("memory-format") is None
 
 
 @pytest.mark.parametrize(
@@ -1315,6 +1332,34 @@ def test_maps_are_enlarged_before_a_convolution_that_leaves_few_of_their_channel
         saved = 900 * (1 - 1 / 8) + 100 * (1 - 1 / 16)
         assert diagnosis.verdict == "memory-bandwidth"
         assert diagnosis.findings[0].expected == pytest.approx(1420 / (1420 - saved), rel=0.05)  # with 20 µs of gaps
+
+
+def test_shapes_are_looked_up_as_often_for_many_sizes_of_enlarged_maps_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded, lookups = Program.recorded, []
+
+    def counted(self: Program, column: Literal["input_shapes", "input_types"]) -> pl.Series:
+        lookups.append(column)
+        return recorded(self, column)
+
+    monkeypatch.setattr(Program, "recorded", counted)
+    counts = []
+    for sizes in (2, 20):
+        lookups.clear()
+        diagnosis = _picking(
+            [
+                work
+                for side in range(32, 32 + sizes)
+                for work in (
+                    ("aten::upsample_bilinear2d", [[2, 256, side, side], [], []], ENLARGE, 800),
+                    ("aten::convolution", [[2, 256, 4 * side, 4 * side], [32, 256, 1, 1]], CONVOLUTION, 100),
+                )
+            ]
+        )
+        assert "enlarged" in diagnosis.headline
+        counts.append(len(lookups))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(

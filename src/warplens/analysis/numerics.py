@@ -97,6 +97,7 @@ def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: 
     return NUMERICS.conform(pl.DataFrame(rows, schema=NUMERICS.schema))
 
 
+@np.errstate(over="ignore")  # differences and norms beyond float64 are infinite, which the row tells
 def _row(before: Tensor, after: Tensor) -> dict[str, Any]:
     """How far two tensors differ: numbers that are not finite, errors, and units in the last place."""
     coarser = min((before.dtype, after.dtype), key=lambda name: FORMATS[name])
@@ -156,6 +157,7 @@ def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.ND
     return np.maximum(first, second) - np.minimum(first, second)
 
 
+@np.errstate(over="ignore")  # values beyond the narrower format of the two are its infinity
 def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
     """The rank of each value among all values of the format: sign and magnitude bits as one ascending number."""
     if dtype == "int64":
@@ -165,8 +167,7 @@ def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
         half, shift = np.uint64(0x7FFF), np.uint64(16)
         bits, width = (bits + half + ((bits >> shift) & np.uint64(1))) >> shift, 16  # round to nearest, ties to even
     else:
-        with np.errstate(over="ignore"):  # values beyond the narrower format of the two are its infinity
-            rounded = values.astype(dtype)
+        rounded = values.astype(dtype)
         width = rounded.dtype.itemsize * 8
         bits = rounded.view(f"u{rounded.dtype.itemsize}").astype(np.uint64)
     middle = np.uint64(1 << (width - 1))

@@ -58,7 +58,7 @@ def enlarged(facts: Facts) -> Float64s:
     passed = program.marked("enlarging") | program.marked("filling") | casts
     for text in texts:
         maps, weight = (*tensors_of(text), (), ())[:2]
-        small = _small_maps(facts, rows[text], sources, maps) if _makes_few(maps, weight) else None
+        small = _small_maps(facts, shapes, rows[text], sources, maps) if _makes_few(maps, weight) else None
         if small is None:
             continue
         products = texts_with[maps] & texts_with[weight]
@@ -115,15 +115,14 @@ def _enlarging_before(facts: Facts) -> Int64s:
     return sources
 
 
-def _small_maps(facts: Facts, convolutions: Int64s, sources: Int64s, maps: _Shape) -> _Shape | None:
+def _small_maps(facts: Facts, shapes: pl.Series, convolutions: Int64s, sources: Int64s, maps: _Shape) -> _Shape | None:
     """The maps from which those of these convolutions are enlarged; None unless each convolution has such."""
-    program = facts.program
     before = _kernel_before(facts)[convolutions]
     firsts = convolutions[~np.isin(before, convolutions)]  # a convolution may take several kernels
     enlarging = sources[firsts]
     if (enlarging < 0).any():
         return None
-    texts = program.shapes().gather(enlarging).unique(maintain_order=True).to_list()
+    texts = shapes.gather(enlarging).unique(maintain_order=True).to_list()
     small = [first_shape(text) for text in texts]
     fits = all(each[:2] == maps[:2] and math.prod(each) < math.prod(maps) for each in small)
     return small[0] if small and fits else None
