@@ -80,6 +80,12 @@ SAMPLES = table(
 )
 
 
+def device_name(environment: Mapping[str, Any]) -> str | None:
+    """The GPU of measurements by their environment; None where it does not state one."""
+    name = (environment.get("device") or {}).get("name")
+    return str(name) if name else None
+
+
 @dataclass(frozen=True, eq=False)
 class Measurements:
     """A measurements file."""

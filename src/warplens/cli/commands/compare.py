@@ -29,7 +29,7 @@ from warplens.cli.options import (
 )
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError, shown_name
 from warplens.profile import Note, NoteLevel
-from warplens.profile.measurements import Measurements
+from warplens.profile.measurements import Measurements, device_name
 from warplens.readers import (
     discover,
     discover_both,
@@ -196,7 +196,7 @@ def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool)
     if same_file:
         text = "Both sides hold the same cells: their times are compared with themselves"
         yield Note("same-file", NoteLevel.WARNING, text, "Choose cells: --baseline-where, --variant-where")
-    names = [str((file.environment.get("device") or {}).get("name") or "") for file in (baseline, variant)]
+    names = [device_name(file.environment) for file in (baseline, variant)]
     if all(names) and names[0] != names[1]:
         text = f"The GPUs differ: {names[0]} and {names[1]}"
         yield Note("different-gpu", NoteLevel.WARNING, text, "Measure both sides on the same GPU")

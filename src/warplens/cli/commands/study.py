@@ -290,14 +290,15 @@ def _check(
     file: Path, against: Path, baseline: str | None, variant: Sequence[str] | None, limit: float | None, form: Format
 ) -> None:
     """Shows what the choices of a policy cost on other measurements; exits with an error beyond the limit."""
+    from warplens.profile.measurements import device_name
     from warplens.studies.policies.document import check_table, regret_rows, regret_sentence
     from warplens.studies.policies.regret import regrets_on, summary
 
     policy = read_policy(file)
     sweeps = _sweeps_of(policy, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
-    device = (sweeps[0].environment.get("device") or {}).get("name")
+    device = device_name(sweeps[0].environment)
     if device is not None:
-        policy = policy.on(str(device))  # the choices of a program on the machine of the measurements
+        policy = policy.on(device)  # the choices of a program on the machine of the measurements
     cells = regrets_on(policy, sweeps)
     if limit is not None and not cells:
         raise UsageError(f"{sweeps[0].source}: no point has two sides of the policy, so --fail-on has nothing to go by")

@@ -16,6 +16,7 @@ from warplens.cli.edge import GATE_FAILED, complain, note, progress
 from warplens.cli.options import FormatOption, argument, flag, given_share, option, share_option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
+from warplens.profile.measurements import device_name
 from warplens.readers.published import read_sweep
 from warplens.report import text as fmt
 from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
@@ -74,7 +75,7 @@ def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Re
         tell(f"reading {path.name}")
         try:
             timeline = Timeline(read(path))
-            device, own = _device_name(sweep), next(iter(timeline.trace.capture.devices), None)
+            device, own = device_name(sweep.environment), next(iter(timeline.trace.capture.devices), None)
             if device and own is not None and own.name and own.name != device:
                 text = f"{path.name} was left out: it is of {own.name}, and the times are of {device}."
                 notes.append(Note("profile-of-other-gpu", NoteLevel.WARNING, text))
@@ -85,12 +86,6 @@ def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Re
         except (UnreadableInputError, MissingDataError) as error:
             notes.append(Note("profile-unreadable", NoteLevel.WARNING, str(error)))
     return regimes, notes
-
-
-def _device_name(sweep: Sweep) -> str | None:
-    """The GPU of the measurements, as far as the file states it."""
-    name = (sweep.environment.get("device") or {}).get("name")
-    return str(name) if name else None
 
 
 def _other_length(sweep: Sweep, key: Any, window: Window, name: str) -> Iterator[Note]:

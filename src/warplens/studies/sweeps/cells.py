@@ -13,6 +13,7 @@ import polars as pl
 from warplens.compare.decisions import Regression, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
+from warplens.profile.measurements import device_name
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.words import (
@@ -257,8 +258,8 @@ def cell_document(numbers: CellNumbers) -> Document:
     """The document of a comparison of two sides of measurements."""
     sweep = numbers.sweep
     meta = [("Workload", sweep.workload)]
-    if device := (sweep.environment.get("device") or {}).get("name"):
-        meta.append(("GPU", str(device)))
+    if device := device_name(sweep.environment):
+        meta.append(("GPU", device))
     meta += [("Baseline", side_text(sweep.baseline) or "all"), ("Variant", side_text(sweep.variant) or "all")]
     counts = Counter(cell.comparison.verdict if cell.comparison else "not compared" for cell in numbers.cells)
     figures = tuple(

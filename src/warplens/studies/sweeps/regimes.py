@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 import polars as pl
 
 from warplens.profile.columns import column, table
+from warplens.profile.measurements import device_name
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column
 from warplens.profile.trace import Device
@@ -176,11 +177,11 @@ class _TimedCell:
 
     def by_rate(self) -> Iterator[_Conclusion]:
         """Conclusion from the FLOP rate relative to the GPU's roof for the number format."""
-        name = (self.sweep.environment.get("device") or {}).get("name")
+        name = device_name(self.sweep.environment)
         precision = {**self.sweep.shared, **getattr(self.sweep, self.side), **self.point.settings}.get("precision")
         if not name or not self.cell.flops or precision is None:
             return
-        peaks = peaks_of(Device(ordinal=0, name=str(name)))
+        peaks = peaks_of(Device(ordinal=0, name=name))
         # `bf16-weights` multiplies in bf16.
         roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
         share = self.cell.flops * 1e9 / self.time_ns / roof if roof else 0.0
