@@ -245,9 +245,7 @@ def limited_to_full_reports(reading: Reading, run: RunDiagnosis | None) -> tuple
     """
     if run is None or len(reading.profiles.timelines) <= _IN_FULL:
         return reading, run
-    from warplens.analysis.ranks.balance import stragglers
-
-    late = stragglers(run.run.result.waits, run.run.result.balance)
+    late = run.run.result.late
     ranks = sorted(run.origin, key=lambda rank: (rank not in late, rank))
     kept = sorted(dict.fromkeys(run.origin[rank][0] for rank in ranks[:_IN_FULL]))
     new_index = {file: index for index, file in enumerate(kept)}

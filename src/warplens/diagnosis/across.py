@@ -17,7 +17,7 @@ from warplens.diagnosis.rules.launches import LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import IncompleteProfile
-from warplens.diagnosis.run import Run
+from warplens.diagnosis.run import Run, listed
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import Note
@@ -121,20 +121,12 @@ def _own_limit(
     own = next((found for found in alike if found.id == usual), told[rank][0])
     if own.id == ExposedCommunication.id and weight(own) < limits.raise_ceiling:
         own = next(iter((*alike, *example.findings[1:])), own)  # what is left of it costs nothing
-    of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({_listed(main)})"
+    of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({listed(main)})"
     return _OwnLimit(own, of, example if own == example.findings[0] else None)
 
 
-#: Most ranks that a headline lists.
-_LISTED: Final = 8
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
-
-
 def _on(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 
 #: Shares of idle time that a profile names but does not explain, in the evidence of `incomplete-profile`.

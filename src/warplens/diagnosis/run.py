@@ -28,6 +28,15 @@ _MOST_ROWS: Final = 400
 
 _STALL: Final = HostStall()
 
+#: Most ranks that a text lists.
+MOST_LISTED: Final = 8
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """The first of these ranks, separated by commas."""
+    return ", ".join(map(str, ranks[:MOST_LISTED])) + (", …" if len(ranks) > MOST_LISTED else "")
+
+
 #: Kinds of collectives in which a rank receives its next work from others.
 EXCHANGES: Final = ("send_recv", "all_to_all")
 

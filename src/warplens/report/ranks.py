@@ -9,15 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from warplens.analysis.ranks.across import MATCHING, RanksResult
-from warplens.analysis.ranks.balance import (
-    COLLECTIVE_INSTANCES,
-    PARTS,
-    RANK_WAITS,
-    RANKS,
-    STEP_BALANCE,
-    delays,
-    stragglers,
-)
+from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, delays
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.profile import Note, NoteLevel
@@ -74,7 +66,7 @@ def answer(result: RanksResult) -> str:
     if total := waits.collectives.height:
         wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
         cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
-        late = stragglers(waits, result.balance)
+        late = result.late
         if not late:
             sentences.append(f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}.")
         elif len(late) > 1:

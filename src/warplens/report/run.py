@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.ranks.balance import stragglers
 from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
@@ -78,7 +77,7 @@ def run_frame(run: RunDiagnosis) -> pl.DataFrame:
 def run_data(run: RunDiagnosis) -> dict[str, Any]:
     """The JSON data of a run and of each rank; fields that only the diagnosis of one window has are null."""
     windows = {rank: run.run.summary(rank).window for rank in run.ranks}
-    late = stragglers(run.run.result.waits, run.run.result.balance)
+    late = run.run.result.late
     return {
         "window": None,
         "verdict": run.verdict,

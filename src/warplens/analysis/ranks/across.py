@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.ranks.balance import Balance, Waits, balance, waits
+from warplens.analysis.ranks.balance import Balance, Waits, balance, stragglers, waits
 from warplens.analysis.ranks.clocks import Alignment, BaseClocks, align, base_clocks, codes
 from warplens.analysis.ranks.collectives import COLLECTIVES, ENDS_TOGETHER, GROUP, GROUP_RANKS, collective_groups
 from warplens.analysis.ranks.summary import RankSummary
@@ -60,6 +61,11 @@ class RanksResult:
     waits: Waits  #: arrivals, waits, stragglers
     groups: pl.DataFrame  #: collectives by kind, size and process group (`collectives.COLLECTIVE_GROUPS`)
     notes: tuple[Note, ...]  #: limits of the results across ranks
+
+    @cached_property
+    def late(self) -> tuple[int, ...]:
+        """The ranks that the others wait for, as `balance.stragglers` tells them."""
+        return stragglers(self.waits, self.balance)
 
 
 def across_ranks(summaries: Sequence[RankSummary], files: Sequence[int]) -> RanksResult:

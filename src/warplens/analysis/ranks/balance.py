@@ -340,7 +340,7 @@ def _late_together(waits: Waits) -> tuple[int, ...]:
 
 
 def _are_apart(waits: Waits, late: Sequence[int]) -> bool:
-    """Whether these ranks arrive after all others in most collectives, and that explains most of the waiting."""
+    """Whether these ranks arrive after all others in most collectives, and by more than the ranks jitter."""
     is_late, start = pl.col("rank").is_in(list(late)), pl.col("start_ns")
     arrivals = waits.members.group_by("collective").agg(
         gap=(start.filter(is_late).min() - start.filter(~is_late).max()).clip(lower_bound=0),

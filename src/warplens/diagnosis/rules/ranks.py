@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.ranks.balance import delays, held_up, stragglers
+from warplens.analysis.ranks.balance import delays, held_up
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Confidence, Finding, Remedy, Severity, ceiling
 from warplens.diagnosis.rule import Limit, Rule, bound_of, remembered, told_of
-from warplens.diagnosis.run import RankFacts, Run, run_of
+from warplens.diagnosis.run import MOST_LISTED, RankFacts, Run, listed, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
 
@@ -434,7 +434,7 @@ class Straggler(RanksRule):
 
     def _waiting(self, run: Run) -> tuple[tuple[int, ...], dict[int, float]] | None:
         """The late ranks, the latest first, and the time that each other rank waited for them."""
-        late = stragglers(run.result.waits, run.result.balance)
+        late = run.result.late
         if not late:
             return None
         held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())
@@ -505,7 +505,8 @@ class Straggler(RanksRule):
         waiting = self._waiting(run)
         if waiting is None:
             return None
-        (late, *_), held = waiting
+        late_ranks, held = waiting
+        late = late_ranks[0]
         mean = sum(held.values()) / len(held)
         lost = self._lost_ns(run, late, held)
         if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
@@ -518,7 +519,7 @@ class Straggler(RanksRule):
         if cause == "host" and stall is not None:
             remedies = (*(Remedy(remedy.action, remedy.how) for remedy in stall.remedies[:1]), *remedies)
         reason = _CAUSES[cause].format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
-        if len(waiting[0]) > 1:
+        if len(late_ranks) > 1:
             reason = f"on rank {late}, the latest, {reason}"
         waits_text = f"{mean / run.steps / 1e6:.1f} ms per step"
         if costs < self.explained_share * sum(held.values()):
@@ -531,7 +532,7 @@ class Straggler(RanksRule):
         )
         most = saved if cause != "unknown" else float(own.wall_ns)
         # Work that is dealt out evenly still takes its time: that of the mean rank.
-        stays = len(waiting[0]) / (len(waiting[0]) + len(held)) if cause == "larger-part" else 0.0
+        stays = len(late_ranks) / (len(late_ranks) + len(held)) if cause == "larger-part" else 0.0
         warning = None
         if cause == "launch":
             spent = [scale * held[rank] for rank, scale in _scales(run, late, held).items()]
@@ -543,7 +544,7 @@ class Straggler(RanksRule):
             # The slowest of the others then sets the pace.
             known = min(*lost.values(), most)
             alone = gains_of(run.ranks, held if cause == "unknown" else dict.fromkeys(held, known), stays)
-        behind, evident = self._pace(run, late, held), self._chance(run, waiting[0]) <= self.most_chance
+        behind, evident = self._pace(run, late, held), self._chance(run, late_ranks) <= self.most_chance
         gains = tuple(behind * gain for gain in alone)
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
@@ -561,10 +562,10 @@ class Straggler(RanksRule):
             gains,
             sure=run.sure,
             bound=behind * max(bound_of(run.ranks[rank], max(exposed[rank], lost[rank])) for rank in held),
-            title=f"{_named(waiting[0])}, {waits_text}: {reason}",
+            title=f"{_named(late_ranks)}, {waits_text}: {reason}",
             confidence="low" if not run.sure else "high" if cause != "unknown" and evident else "medium",
             evidence={
-                **_arrivals(run, waiting[0]),
+                **_arrivals(run, late_ranks),
                 "waited_ns_per_step": mean / run.steps,
                 "waited_share": sum(shares) / len(shares),
                 "most_waiting_rank_share": max(shares),
@@ -576,7 +577,7 @@ class Straggler(RanksRule):
                 "explained_share": explained,
                 "host_needed_of_window_share": median(min(each.host_ns / max(each.wall_ns, 1), 1.0) for each in others),
             },
-            where=(*(f"rank {rank}" for rank in waiting[0][:_LISTED]), *_where(run.ranks[late], others, cause)),
+            where=(*(f"rank {rank}" for rank in late_ranks[:MOST_LISTED]), *_where(run.ranks[late], others, cause)),
             remedies=(
                 *remedies,
                 Remedy(
@@ -605,16 +606,11 @@ class Straggler(RanksRule):
         return max(late.unprofiled_ns(share), left) / max(as_usual.unprofiled_ns(share), left, 1.0)
 
 
-#: Most late ranks that a text lists.
-_LISTED: Final = 8
-
-
 def _named(late: Sequence[int]) -> str:
     """The late ranks, as the beginning of a title."""
     if len(late) == 1:
         return f"Rank {late[0]} is late and the others wait for it"
-    numbers = ", ".join(map(str, sorted(late)[:_LISTED])) + (", …" if len(late) > _LISTED else "")
-    return f"{len(late)} ranks ({numbers}) are late and the others wait for them"
+    return f"{len(late)} ranks ({listed(sorted(late))}) are late and the others wait for them"
 
 
 def _arrivals(run: Run, late: Sequence[int]) -> dict[str, float]:
