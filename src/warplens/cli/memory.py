@@ -22,17 +22,18 @@ class Peak(NamedTuple):
     ranges: int
     others: int  #: per API call or other event
     texts: int  #: per distinct name, besides its characters
-    printed: int = 0  #: per character of the names that are printed, `_MOST_PRINTED` at most
+    printed: int = 0  #: per character of the names that are printed, those of `report.write.MOST_ROWS` names at most
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
         """Peak memory in bytes for a profile with this number of rows in each table of the trace."""
         from warplens.profile.trace import TEXT_BYTES, TEXTS, WORK_TABLES
+        from warplens.report.write import MOST_ROWS
 
         work = self.work if events.get("ranges") and events.get("api_calls") else self.searched
         bytes_per_row = dict.fromkeys(WORK_TABLES, work) | {
             "ranges": self.ranges,
             TEXTS: self.texts,
-            TEXT_BYTES: _BYTES_PER_CHARACTER + self.printed * min(1, _MOST_PRINTED / max(events.get(TEXTS, 0), 1)),
+            TEXT_BYTES: _BYTES_PER_CHARACTER + self.printed * min(1, MOST_ROWS / max(events.get(TEXTS, 0), 1)),
         }
         return _FIXED_BYTES + round(sum(rows * bytes_per_row.get(table, self.others) for table, rows in events.items()))
 
@@ -49,8 +50,6 @@ RANK: Final = Peak(work=260, searched=520, ranges=220, others=70, texts=160)
 #: Memory for each character of a distinct name, which several libraries hold. Measured with 500,000 names of 30
 #: characters and 800 of 33,000.
 _BYTES_PER_CHARACTER: Final = 13
-#: Names in a table of `report.json`, at most; several tables have the same ones.
-_MOST_PRINTED: Final = 20_000
 
 #: Memory of Python, its libraries and Warplens' own modules.
 _FIXED_BYTES: Final = 170_000_000

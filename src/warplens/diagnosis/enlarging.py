@@ -104,7 +104,7 @@ def _enlarging_before(facts: Facts) -> Int64s:
     Of a product of several kernels, the first one has it.
     """
     program = facts.program
-    order = program.order[program.in_order(program.is_kernel)]
+    order = program.kernels_in_order()
     enlarging = program.marked("enlarging")[order]
     other = ~program.labelled("copy-cast")[order]
     places = np.arange(len(order))
@@ -131,8 +131,7 @@ def _small_maps(facts: Facts, shapes: pl.Series, convolutions: Int64s, sources: 
 @once
 def _kernel_before(facts: Facts) -> Int64s:
     """The kernel before each one in stream order; −1 for the first and for other work."""
-    program = facts.program
-    order = program.order[program.in_order(program.is_kernel)]
+    order = facts.program.kernels_in_order()
     before = np.full(facts.work.height, -1, dtype=np.int64)
     before[order[1:]] = order[:-1]
     return before

@@ -313,6 +313,10 @@ class Program:
             return np.full(len(self.own_ns), -1, dtype=np.int32)
         return np.where(self.is_kernel, of_kernel[self._kernel_row], np.int32(-1))
 
+    def kernels_in_order(self) -> Int64s:
+        """The rows of all kernels, in stream order."""
+        return self.order[self.in_order(self.is_kernel)]
+
     @cached_property
     def breaks(self) -> Bools:
         """In `order`: whether a piece has another stream, device or step than the piece before it."""

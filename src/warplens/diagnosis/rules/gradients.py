@@ -452,6 +452,7 @@ def _passes(facts: Facts) -> list[_Pass]:
     next_elsewhere = np.searchsorted(elsewhere, starts)
     edges = np.r_[0, np.flatnonzero(np.diff(next_elsewhere)) + 1, len(starts)]
     multiplied = main.filter(pl.col("name").str.contains(_MULTIPLIES))["start_ns"].to_numpy()
+    reading = main.filter(~pl.col("name").str.contains(_UNREAD.pattern)).select("start_ns", "shapes")
     passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         end = int(ends[stop - 1])
@@ -472,7 +473,7 @@ def _passes(facts: Facts) -> list[_Pass]:
                 unused=unused,
                 added=added[first:stop],
                 inputs=optimizing.is_empty(),
-                read=_is_read(main, multiplied, end, shapes[stop - 1]),
+                read=_is_read(reading, multiplied, end, shapes[stop - 1]),
             )
         )
     return passes
@@ -596,11 +597,10 @@ _UNREAD: Final = re.compile(
     r"aten::(?:(?:detach|view|reshape|t|transpose|permute|as_strided|expand|slice|select|alias|unsqueeze|squeeze|repeat"
     r"|requires_grad|zero|fill|zeros|ones)_?|\w+_like|empty\w*)$"
 )
-_BEGINS_FORWARD: Final = re.compile(
-    r"aten::(linear|\w*mm|matmul|\w*conv\w*|embedding\w*|\w*norm|scaled_dot_product\w*)$"
-)
+_OF_LAYERS: Final = r"linear|\w*mm|matmul|\w*conv\w*|embedding\w*|scaled_dot_product\w*"
+_BEGINS_FORWARD: Final = re.compile(rf"aten::({_OF_LAYERS}|\w*norm)$")
 #: The same without norms, which clip gradients as well.
-_MULTIPLIES: Final = r"^aten::(?:linear|\w*mm|matmul|\w*conv\w*|embedding\w*|scaled_dot_product\w*)$"
+_MULTIPLIES: Final = rf"^aten::(?:{_OF_LAYERS})$"
 #: Most operators from a backward pass to the next forward pass: more are those of an update by hand.
 _MOST_READING: Final = 64
 #: The gradient of an input is among the last that a backward pass hands over.
@@ -628,22 +628,20 @@ def _read_after(main: pl.DataFrame, end: int, handed: Sequence[tuple[int, ...]])
     return read if following.height <= _MOST_READING else set()
 
 
-def _is_read(main: pl.DataFrame, multiplied: Int64s, end: int, shape: tuple[int, ...]) -> bool:
+def _is_read(reading: pl.DataFrame, multiplied: Int64s, end: int, shape: tuple[int, ...]) -> bool:
     """Whether the program computes with a tensor of this shape after a backward pass, before its next forward pass.
 
     Args:
-        main: operators of the thread that calls autograd, in order of their starts.
-        multiplied: the starts of the products among them.
+        reading: operators of the thread that calls autograd and that read numbers, in order of their starts.
+        multiplied: the starts of the products of that thread.
         end: of the backward pass.
         shape: of the tensor.
     """
-    starts = main["start_ns"].to_numpy()
-    first = int(np.searchsorted(starts, end))
+    starts = reading["start_ns"].to_numpy()
     forward = multiplied[np.searchsorted(multiplied, end) :]
     stop = int(np.searchsorted(starts, forward[0])) if len(forward) else len(starts)
-    following = main[first:stop]
-    reading = following.filter(~pl.col("name").str.contains(_UNREAD.pattern))["shapes"]
-    return bool(reading.str.contains(json.dumps(list(shape)), literal=True).any())
+    shapes = reading["shapes"][int(np.searchsorted(starts, end)) : stop]
+    return bool(shapes.str.contains(json.dumps(list(shape)), literal=True).any())
 
 
 #: Operators with which an optimizer that PyTorch does not know (Muon, one written by hand) takes gradients up. Averages

@@ -168,8 +168,8 @@ class Recomputation(StructureRule):
         # A checkpoint stops recomputing at the last tensor that is needed, so that a layer's product may be left out.
         # The forward kernels of norms have no place in a backward pass either.
         product = program.products | (program.labelled("normalization") & ~program.marked("backward"))
-        kernels = program.order[program.in_order(program.is_kernel)]
         keys = program.launched_as(np.arange(len(again)))
+        kernels = program.kernels_in_order()
         kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
         edges = np.flatnonzero(np.diff(program.step[kernels])) + 1
         # Most steps launch the same kernels, so that one answer holds for all of them.
