@@ -63,6 +63,7 @@ Float64s = npt.NDArray[np.float64]
 Draw: TypeAlias = "Callable[[np.random.Generator, int], Float64s]"
 
 _DATA: Final = Path(warplens.__file__).parent / "data"
+_REPOSITORY: Final = Path(__file__).resolve().parents[1]
 _RESULTS: Final = Path(__file__).parent / "results"
 
 #: Splits of real data, each into two sides of the same program.
@@ -83,9 +84,10 @@ _LEAST_STEPS: Final = 10
 
 @cache
 def capture_steps(of: Literal["steps", "GPU work"] = "steps") -> tuple[Float64s, ...]:
-    """Durations of the steps of every capture that has ten of them, or of the GPU's work in them, in nanoseconds."""
+    """Durations in nanoseconds of the steps of each stored capture that has ten of them, or of the GPU's work in them."""
     durations = []
-    for path in sorted((_DATA / "captures").glob("*.sqlite.xz")):
+    shipped = [path for folder in (_DATA, _REPOSITORY / "data") for path in (folder / "captures").glob("*.sqlite.xz")]
+    for path in sorted(shipped, key=lambda path: path.name):
         if path.name.startswith("lm_"):
             continue  # one to three steps
         timeline = warplens.Timeline(warplens.read(path))
