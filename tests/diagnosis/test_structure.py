@@ -934,6 +934,18 @@ def test_an_optimizer_by_lists_can_be_fused() -> None:
     assert "foreach" in found.findings[0].title
 
 
+def test_clipping_a_table_chunk_by_chunk_beside_a_fused_optimizer_is_no_optimizer_by_lists() -> None:
+    """The norm of a large tensor, and its scaling, take launches of several sizes: fifteen of each here."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for number in range(30):
+            machine.launch(30 * US, LISTS.format(1, number // 15), grid=(320 - 10 * number, 1, 1))
+        machine.launch(200 * US, "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>")
+
+    assert verdict(step).finding("unfused-optimizer") is None
+
+
 def test_an_optimizer_with_a_group_for_each_tensor_gains_its_launches() -> None:
     def step(machine: Machine) -> None:
         machine.launch(100 * US, times=4)

@@ -266,10 +266,14 @@ class UnfusedOptimizer(Rule):
         lists = program.marked("foreach")
         if not lists.any():
             return lists
-        lists = lists & ~program.marked("fused-optimizer")
+        fused = program.marked("fused-optimizer")
+        lists = lists & ~fused
         many = lists.sum() >= self.least_lists * facts.steps
         operations = len(np.unique(program.launched_as(np.flatnonzero(lists))))
-        return lists if many and operations >= self.least_operations else np.zeros_like(lists)
+        of_optimizer = many and operations >= self.least_operations
+        if of_optimizer and fused.any():  # clipping takes one launch for each chunk of a large tensor
+            of_optimizer = self._groups(facts, lists) >= self.least_groups
+        return lists if of_optimizer else np.zeros_like(lists)
 
     def _groups(self, facts: Facts, lists: Bools) -> float:
         """Groups of parameters: how often the optimizer starts each of its operations in a step.
