@@ -52,6 +52,7 @@ HALVES = (
     "thirty_fourth",
     "thirty_fifth",
     "thirty_sixth",
+    "thirty_seventh",
 )
 SOURCES = ("nsys", "torch")
 
