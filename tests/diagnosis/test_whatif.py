@@ -114,6 +114,25 @@ def test_three_causes_together_bring_what_the_program_without_any_takes() -> Non
     assert found.what_if.asked is None
 
 
+def test_beside_a_loop_that_reads_back_for_each_item_other_remedies_count() -> None:
+    """Without the loop, its calls are gone as well: a chain of passes that fuses brings what it brings alone."""
+
+    def step(machine: Machine, *, looped: bool) -> None:
+        machine.launch(500 * US, times=4)
+        machine.launch(60 * US, "void at::native::elementwise_kernel<128, 4, MulFunctor<float>>(int)", times=96)
+        for _ in range(400 if looped else 0):
+            machine.launch(2 * US, "void at::native::reduce_kernel<512, 1, NormOps<float>>(int)")
+            machine.item()
+            machine.think(4 * US)
+        machine.wait()
+
+    found, unlooped = (verdict(lambda machine, looped=looped: step(machine, looped=looped)) for looped in (True, False))
+    both = of(found, "host-sync", "unfused-chain")
+    assert both.step_ns == pytest.approx(of(unlooped, "unfused-chain").step_ns, rel=0.02)
+    changes = {frozenset(change.findings): change.expected for change in found.what_if.changes}
+    assert all(gain <= larger for ids, gain in changes.items() for more, larger in changes.items() if ids < more)
+
+
 def test_what_is_asked_for_is_predicted_by_any_of_its_names() -> None:
     """Ids, ids without "un", and the changes that findings make to the schedule, in any order."""
     timeline = Timeline(warplens.read(capture("lm_small_ctx256_train.sqlite.xz")))

@@ -188,6 +188,10 @@ class Rule:
         """Share of each pause that goes away with the cause, except long stalls of the host; None for no pause."""
         return None
 
+    def saved_calls(self, facts: Facts) -> Float64s | None:
+        """Share of the host's time for issuing each piece that goes away beside its `change`; None for no time."""
+        return None
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         raise NotImplementedError

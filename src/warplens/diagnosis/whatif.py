@@ -23,7 +23,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.rule import STEPS_ONLY
-from warplens.diagnosis.rules import RULES
+from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s, Int64s, name_categories
@@ -100,11 +100,12 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     groups = [*combinations(worth, 2), *([tuple(worth)] if len(worth) > 2 else [])]
     # Of the other groups, none shows in a replay.
     groups = [group for group in groups if min(replayed[found.id] for found in group) < base.step_ns]
-    changes += [_of_group(base, group, replayed) for group in groups]
+    for group in groups:
+        changes.append(_of_group(base, group, replayed, changes))
     wanted = next((change for change in changes if change.findings == tuple(found.id for found in chosen)), None)
     if chosen and wanted is None:
         single = len(chosen) == 1
-        wanted = base.changed(chosen, _interval(chosen[0])) if single else _of_group(base, chosen, replayed)
+        wanted = base.changed(chosen, _interval(chosen[0])) if single else _of_group(base, chosen, replayed, changes)
         changes.append(wanted)
     return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes), wanted, pictures)
 
@@ -124,10 +125,17 @@ def _chosen(names: Sequence[str], findings: Sequence[Finding]) -> tuple[Finding,
     return tuple(found for found in findings if found in meant)
 
 
-def _of_group(base: _Base, group: Sequence[Finding], replayed_ns: Mapping[str, float]) -> WhatIf:
-    """The step with the remedies of several findings; the errors of their gains count as independent."""
+def _of_group(
+    base: _Base, group: Sequence[Finding], replayed_ns: Mapping[str, float], known: Sequence[WhatIf]
+) -> WhatIf:
+    """The step with the remedies of several findings; the errors of their gains count as independent.
+
+    A remedy more makes no step longer: the gain is at least that of each `known` change with a part of the findings.
+    """
     alone = [(found.expected or 1.0, replayed_ns[found.id]) for found in group]
-    expected = base.together(base.replayed_ns([found.id for found in group]), alone)
+    ids = [found.id for found in group]
+    of_parts = [change.expected for change in known if set(change.findings) < set(ids)]
+    expected = max(base.together(base.replayed_ns(ids), alone), *of_parts)
     intervals = [_interval(found) for found in group]
     below, above = (
         math.exp(math.hypot(*(math.log(one / other) for one, other in ends)))
@@ -188,9 +196,12 @@ class _Base:
             is_claimed = (at >= 0) & (claims.work[at] == claims.causes.index(id_))
             claimed = np.where(is_claimed, claims.work_ns[at] / own, 0.0)
             time = 1 - self._left(1 - time, claimed, id_)
-            if id_ not in _CHANGES and claims.idle_ns(id_):
+            saved = rule(id_).saved_calls(self._facts)
+            if saved is not None:
+                calls = 1 - (1 - calls) * (1 - np.where(at >= 0, saved[at], 0.0))
+            elif id_ not in _CHANGES and claims.idle_ns(id_):
                 calls = 1 - (1 - calls) * (1 - claimed)
-        return changes, Less(time, calls) if time.any() else None
+        return changes, Less(time, calls) if time.any() or calls.any() else None
 
     def _left(self, left: Float64s, claimed: Float64s, id_: str) -> Float64s:
         """Shares of pieces of work that are left without this cause as well, which claims these shares of them.

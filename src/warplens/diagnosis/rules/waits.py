@@ -164,14 +164,19 @@ class HostSync(Rule):
         """Places of read-backs in program order."""
         return np.flatnonzero(facts.program.in_order(ones_at(facts, link_copies(facts, read_back=True))))
 
-    def _gain_without_checks(self, facts: Facts, checks: Bools) -> Gain | None:
-        """Gain without these checks and tracebacks: the host issues the rest at the pace of its faster quarter.
+    def saved_calls(self, facts: Facts) -> Float64s | None:
+        """The calls of loops that read a value back for each item, and those that checks and their tracebacks cost."""
+        checks, loops = self._checks(facts), self._loops(facts)
+        if checks.any():
+            return self._calls_without_checks(facts, checks)
+        return loops if loops.any() else None
+
+    def _calls_without_checks(self, facts: Facts, checks: Bools) -> Float64s | None:
+        """Saved time of each call without checks and tracebacks: the rest is issued at the pace of its faster quarter.
 
         Only anomaly detection, which tests gradients, records tracebacks; a user's own hooks do not.
         """
-        order = facts.program.order
-        time = checks.astype(np.float64)
-        calls = time.copy()
+        order, calls = facts.program.order, checks.astype(np.float64)
         if 2 * int((checks & backward_work(facts)).sum()) >= int(checks.sum()):
             starts = facts.work["launch_start_ns"].fill_null(0).to_numpy()[order]
             interval = np.r_[0, np.diff(starts)]
@@ -180,7 +185,7 @@ class HostSync(Rule):
                 return None
             pace = float(np.percentile(interval[rest], self.faster_percent / 2))
             calls[order[rest]] = np.maximum(1 - pace / interval[rest], 0.0)
-        return facts.replayed("no-synchronization", time=time, calls=calls)
+        return calls
 
     @remembered
     def _loops(self, facts: Facts) -> Float64s:
@@ -269,10 +274,11 @@ class HostSync(Rule):
 
     def _gain_without_reads(self, facts: Facts) -> Gain | None:
         """Gain without waits and read-backs, and with one turn of the loops that read a value back for each item."""
+        calls = self.saved_calls(facts)
         if (checks := self._checks(facts)).any():
-            return self._gain_without_checks(facts, checks)
-        loops = self._loops(facts)
-        return facts.replayed("no-synchronization", time=loops, calls=loops, elsewhere=True)
+            time = checks.astype(np.float64)
+            return None if calls is None else facts.replayed("no-synchronization", time=time, calls=calls)
+        return facts.replayed("no-synchronization", time=self._loops(facts), calls=calls, elsewhere=True)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
