@@ -364,7 +364,9 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
         reading.same("the headline has its own share", headline, 100 * shares[0], 100 * known_share, _PERCENT)
     # What a loop runs is work, not idle time; pauses between copies of pieces or a set are the host's in the budget.
     looped = "for every item" in headline
-    looped |= first.get("title") in (BlockingCopy.pieces_title, BlockingCopy.set_title, BlockingCopy.sent_title)
+    looped |= first.get("title") in {
+        BlockingCopy.variants[each].title for each in ("pieces", "fetched-set", "sent-set")
+    }
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
         reading.at_most("a cause has at most its time in the budget", headline, shares[0], known, 0.0006)

@@ -169,7 +169,7 @@ def test_an_engine_plans_ahead_instead_of_loading_a_data_set() -> None:
 
     found = verdict(step)
     (stall,) = (finding for finding in found.findings if finding.id == "host-stall")
-    assert stall.title == HostStall.input_title
+    assert stall.variant == HostStall.variants["input"]
     said = advice(found, "host-stall")
     assert "--async-scheduling" in said
     assert "DataLoader" not in said

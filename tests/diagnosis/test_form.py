@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,14 @@ from tests.diagnosis.programs import record, verdict
 from tests.diagnosis.test_verdicts import HEALTHY, PLANTED
 from warplens.diagnosis import DEFAULTS, EVIDENCE_UNITS, FINDING_IDS, RULES, SEVERITIES, Diagnosis, Rule, rules
 from warplens.diagnosis import verdict as verdict_module
-from warplens.diagnosis.findings import CONFIDENCES
+from warplens.diagnosis.findings import CONFIDENCES, USUAL, Variant
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.communication import UnbucketedCommunication
 from warplens.diagnosis.thresholds import REASONS
 from warplens.report.document import Document, SectionOf
 from warplens.report.jsonout import dumps
 from warplens.report.markdown import render_markdown
-from warplens.report.verdict import diagnosis_data, finding_blocks, findings_frame
+from warplens.report.verdict import diagnosis_data, finding_blocks, finding_data, findings_frame
 
 ALL = (*PLANTED.values(), *HEALTHY)
 
@@ -191,10 +195,29 @@ def test_a_rule_has_all_parts(declared: Rule) -> None:
 
 
 @pytest.mark.parametrize("declared", RULES, ids=lambda each: each.id)
-def test_each_experiment_is_for_a_title_of_its_rule(declared: Rule) -> None:
-    titles = {text for name, text in inspect.getmembers(declared) if name.endswith("title")}
-    assert {*declared.refutations} <= titles
-    assert declared.refutation not in declared.refutations.values()
+def test_no_variant_repeats_a_text_of_its_rule(declared: Rule) -> None:
+    members = [member for _, member in inspect.getmembers(declared)]
+    groups = (member.values() for member in members if isinstance(member, Mapping))
+    for variant in (each for each in (*members, *chain(*groups)) if isinstance(each, Variant)):
+        assert not {*filter(None, astuple(variant)[:3])} & {declared.title, declared.headline, declared.refutation}
+
+
+def test_findings_have_the_texts_of_their_variants_which_no_output_names(diagnoses: list[Diagnosis]) -> None:
+    findings = [finding for found in diagnoses for finding in found.findings]
+    assert any(finding.variant != USUAL for finding in findings)
+    for finding in findings:
+        assert finding.refute == (finding.variant.refutation or rule(finding.id).refutation)
+        assert "variant" not in finding_data(finding)
+
+
+def test_a_variant_is_recognised_where_its_title_has_numbers() -> None:
+    declared = UnbucketedCommunication()
+    title = declared.handled.title.format(share="40.0 %", count=300)
+    finding = declared.found(title, "info", "low", (None, None, None), {}, (), (), declared.handled)
+    assert finding.title == title
+    assert declared.makes_launches(finding)
+    assert not declared.headline_of(finding)
+    assert replace(finding, variant=USUAL) == finding
 
 
 def test_ids_are_used_once() -> None:

@@ -522,20 +522,21 @@ def test_a_cause_of_every_rank_names_the_ranks_whose_verdict_is_another() -> Non
     alone = a_run(fleet)
     unknown = Finding(
         "incomplete-profile",
-        "The GPU is idle for reasons that the profile names but cannot explain: mostly work held back by the driver",
+        "The GPU is idle for reasons that the profile names but cannot explain",
         "info", "low", None, None, None, {"submission_share": 0.265, "dependency_share": 0.05}, (), (), "",
     )  # fmt: skip
     findings = [(unknown, *alone.ranks[0].findings), *(alone.ranks[rank].findings for rank in (1, 2))]
     found = a_run(fleet, verdict=[unknown.id, "launch-overhead", "launch-overhead"], findings=findings)
     assert found.headline.startswith("On every rank (the verdict on ranks 1, 2): ")
     assert found.headline.endswith(
-        " On rank 0 the verdict is incomplete-profile, mostly work held back by the driver (26.5 % of the time)."
+        " On rank 0 the verdict is incomplete-profile, mostly work held back by the driver or another program "
+        "(26.5 % of the time)."
     )
     assert "verdict" not in alone.headline
     # The brief tells the gain apart.
     limit = limit_sentence(found)
     assert "as fast without it" not in limit
-    assert limit.endswith(" the driver (26.5 % of the time).")
+    assert limit.endswith(" the driver or another program (26.5 % of the time).")
 
 
 def test_a_brief_keeps_what_a_headline_says_of_other_ranks_behind_its_limit() -> None:

@@ -236,7 +236,7 @@ _AT_RANDOM = [int(-32 * MS * math.log(1 - (number * 29 % 48 + 0.5) / 48)) for nu
 def test_irregular_pauses_before_the_next_input_may_be_those_of_a_server_without_requests() -> None:
     found = _served(_AT_RANDOM)
     stall = found.findings[0]
-    assert (stall.id, stall.title, stall.confidence) == ("host-stall", HostStall.waiting_title, "low")
+    assert (stall.id, stall.variant, stall.confidence) == ("host-stall", HostStall.variants["requests"], "low")
     assert stall.severity == "warning"
     assert stall.remedies[0].action == "Record it under load"
     assert stall.remedies[0].gain is None
@@ -259,7 +259,7 @@ def test_pauses_of_about_the_same_length_and_those_of_training_are_work_of_the_h
 ) -> None:
     stall = _served(pauses, kernel).findings[0]
     assert (stall.id, stall.confidence) == ("host-stall", "high")
-    assert stall.title == HostStall.round_trip_title
+    assert stall.variant == HostStall.variants["round-trip"]
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
@@ -277,7 +277,7 @@ def test_a_batch_that_is_late_every_few_steps_is_no_request(ranges: bool) -> Non
             machine.item()
     stall = judged(machine.trace()).findings[0]
     assert (stall.id, stall.severity, stall.confidence) == ("host-stall", "critical", "high")
-    assert stall.title == HostStall.input_title
+    assert stall.variant == HostStall.variants["input"]
     assert stall.remedies[0].action == "Prepare the input while the GPU computes"
 
 
@@ -290,7 +290,7 @@ def test_an_environment_that_is_slow_every_third_step_does_not_wait_for_requests
         machine.think(2_800 * US if number % 3 == 0 else 300 * US)
     stall = judged(machine.trace()).findings[0]
     assert (stall.id, stall.severity, stall.confidence) == ("host-stall", "critical", "high")
-    assert stall.title == HostStall.input_title
+    assert stall.variant == HostStall.variants["input"]
 
 
 @pytest.mark.parametrize("named", ["pause", "step", "program"])
@@ -309,10 +309,10 @@ def test_a_range_around_a_pause_names_the_work_in_it_unless_it_is_a_step_or_hold
     stall = judged(machine.trace()).findings[0]
     assert stall.id == "host-stall"
     if named == "pause":
-        assert (stall.title, stall.confidence) == (HostStall.round_trip_title, "high")
+        assert (stall.variant, stall.confidence) == (HostStall.variants["round-trip"], "high")
         assert stall.remedies[0].action == "Do this work where its data are"
     else:
-        assert (stall.title, stall.confidence) == (HostStall.waiting_title, "low")
+        assert (stall.variant, stall.confidence) == (HostStall.variants["requests"], "low")
         assert stall.remedies[0].action == "Record it under load"
 
 
@@ -418,7 +418,7 @@ def test_a_stall_is_named_by_the_thread_that_ends_it_not_by_the_one_that_launche
 
     stall = judged(machine.trace()).finding("host-stall")
     assert stall is not None
-    assert stall.title == HostStall.compiling_title
+    assert stall.variant == HostStall.variants["compiling"]
     assert stall.remedies[0].action == "Compile before the loop"
 
 
@@ -484,7 +484,7 @@ def test_pauses_as_long_as_several_steps_recur_or_belong_to_no_step(paused: tupl
     stall = found.finding("host-stall")
     assert stall is not None
     assert found.what_if is not None
-    assert (stall.title == HostStall.recurring_title) == recurs
+    assert (stall.variant == HostStall.variants["recurring"]) == recurs
     assert (found.verdict == "host-stall") == recurs
     # A recording of steps alone gains nothing, alone or together with remedies.
     together = [change.findings for change in found.what_if.changes if len(change.findings) > 1]
@@ -950,7 +950,7 @@ def test_data_between_two_parts_of_a_program_make_no_round_trip() -> None:
     found = judged(machine.trace())
     assert not found.coverage.steps
     stalls = found.finding("host-stall")
-    assert stalls.title != HostStall.round_trip_title
+    assert stalls.variant != HostStall.variants["round-trip"]
 
 
 def test_the_remedy_with_the_gain_of_the_finding_comes_before_others_with_a_gain() -> None:

@@ -16,7 +16,7 @@ from warplens.diagnosis.rules.communication import ExposedCommunication, Unbucke
 from warplens.diagnosis.rules.launches import LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 from warplens.diagnosis.rules.stalls import HostStall
-from warplens.diagnosis.rules.whole import IncompleteProfile
+from warplens.diagnosis.rules.whole import NOT_THE_HOST, IncompleteProfile
 from warplens.diagnosis.run import Run, listed
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.verdict import gain_text
@@ -129,10 +129,6 @@ def _on(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 
-#: Shares of idle time that a profile names but does not explain, in the evidence of `incomplete-profile`.
-_UNEXPLAINED: Final = ("dependency_share", "submission_share", "profiler_share", "unknown_share")
-
-
 def _other_verdicts(ranks: Mapping[int, Diagnosis], id_: str) -> list[str]:
     """A sentence for each verdict of ranks that is not the run's, and what most of an unexplained one is."""
     others: dict[str, list[int]] = {}
@@ -141,17 +137,17 @@ def _other_verdicts(ranks: Mapping[int, Diagnosis], id_: str) -> list[str]:
             others.setdefault(diagnosis.verdict, []).append(rank)
     sentences = []
     for verdict, of_ranks in others.items():
-        found = max((ranks[rank].findings[0] for rank in of_ranks), key=_unexplained)
-        reason, share = found.title.partition("mostly ")[2], _unexplained(found)
+        share, reason = max((_unexplained(ranks[rank].findings[0]) for rank in of_ranks), key=itemgetter(0))
         most = "up to " if len(of_ranks) > 1 else ""
-        why = f", mostly {reason} ({most}{100 * share:.1f} % of the time)" if reason and share else ""
+        why = f", mostly {reason} ({most}{100 * share:.1f} % of the time)" if share else ""
         sentences.append(f"On {_on(of_ranks)} the verdict is {verdict}{why}.")
     return sentences
 
 
-def _unexplained(finding: Finding) -> float:
-    """The largest share of unexplained idle time by cause; 0 for other findings."""
-    return max((float(finding.evidence.get(name, 0.0)) for name in _UNEXPLAINED), default=0.0)
+def _unexplained(finding: Finding) -> tuple[float, str]:
+    """The largest share of unexplained idle time by cause, and this cause in words; 0 for other findings."""
+    shares = ((float(finding.evidence.get(f"{cause}_share", 0.0)), words) for cause, words in NOT_THE_HOST.items())
+    return max(shares, key=itemgetter(0))
 
 
 def _unseen(run: Run) -> str:

@@ -18,14 +18,14 @@ import polars as pl
 from warplens.analysis.frames import once, running_sum, sums_between
 from warplens.analysis.headroom.shapes import largest_tensor, tensors_of
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Remedy
+from warplens.diagnosis.findings import GAIN, Remedy, Variant
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Of a finding with this cause.
-TERMS_TITLE: Final = "The terms of a product of matrices are written to memory and summed up from there"
-TERMS_HEADLINE: Final = (
+TERMS: Final = Variant(
+    "The terms of a product of matrices are written to memory and summed up from there",
     "Limited by products of matrices written as broadcast multiplications and sums: products in one kernel could save "
-    "{share} of the time"
+    "{share} of the time",
 )
 
 #: For terms of a product that go through memory.

@@ -16,14 +16,14 @@ import polars as pl
 from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import first_shape, tensors_of, tensors_with_lists
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Remedy
+from warplens.diagnosis.findings import GAIN, Remedy, Variant
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Of a finding with this cause.
-ENLARGED_TITLE: Final = "Maps of many channels are enlarged, and a convolution of 1 × 1 makes few of them afterwards"
-ENLARGED_HEADLINE: Final = (
+ENLARGED: Final = Variant(
+    "Maps of many channels are enlarged, and a convolution of 1 × 1 makes few of them afterwards",
     "Limited by maps that are enlarged before their channels become few: the convolution first could save {share} of "
-    "the time"
+    "the time",
 )
 CHANNELS_FIRST: Final = Remedy(
     "Make the channels few before the maps are enlarged",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -106,6 +106,25 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the ways in which a rule speaks of its cause. Empty texts are those of the rule.
+
+    Attributes:
+        title: one sentence for people, with `{name}` in place of its numbers.
+        headline: the verdict, as in `Rule.headline`.
+        refutation: the experiment that would refute it.
+    """
+
+    title: str = ""
+    headline: str = ""
+    refutation: str = ""
+
+
+#: The variant without texts of its own.
+USUAL: Final = Variant()
+
+
+@dataclass(frozen=True)
 class Finding:
     """One cause of lost time.
 
@@ -126,6 +145,7 @@ class Finding:
         places: the places in the program that most of it comes from, the largest first.
         basis: basis of `expected_interval`; None without an expected gain.
         shares_with: id of the finding that most of this one's GPU time is counted for; empty if it is its own.
+        variant: which one of its rule it is; not part of any output.
     """
 
     id: str
@@ -142,6 +162,7 @@ class Finding:
     places: tuple[Place, ...] = ()
     basis: Basis | None = None
     shares_with: str = ""
+    variant: Variant = field(default=USUAL, compare=False, repr=False)
 
     @property
     def gain_ceiling(self) -> float | None:

@@ -18,12 +18,14 @@ import numpy as np
 from warplens.diagnosis.findings import (
     GAIN,
     MANY,
+    USUAL,
     Basis,
     Confidence,
     Finding,
     Located,
     Remedy,
     Severity,
+    Variant,
     about,
     ceiling,
     times,
@@ -146,7 +148,7 @@ class Limit(float):
 
 
 class Rule:
-    """One finding. A test checks that all required texts are there."""
+    """One finding, in these words or those of a `Variant`. A test checks that all required texts are there."""
 
     id: ClassVar[str]  #: of the finding
     question: ClassVar[str]  #: that the rule asks about a window
@@ -156,13 +158,11 @@ class Rule:
     claimed: ClassVar[str] = "nothing"  #: which time it claims
     #: the verdict with this cause, `{share}` being the time that it claims; empty if the rule only describes
     headline: ClassVar[str] = ""
-    headlines: ClassVar[Mapping[str, str]] = {}  #: title → headline, for titles with another headline
     title: ClassVar[str] = ""  #: one sentence for people, if it is always the same
     beside: ClassVar[str] = ""  #: GPU work that its first remedy may remove beside its claim, if it is always the same
     #: name of each number that shows it → its meaning. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
     refutation: ClassVar[str]  #: the experiment that would refute it
-    refutations: ClassVar[Mapping[str, str]] = {}  #: title → experiment, for titles that need another experiment
     #: names of the `Thresholds` that it uses, except those that all rules use. Its own limits are attributes (`Limit`).
     thresholds: ClassVar[tuple[str, ...]] = ()
     #: it describes the window without naming lost time, and is the verdict only if no time is lost
@@ -198,11 +198,7 @@ class Rule:
 
     def headline_of(self, finding: Finding) -> str:
         """The headline for this finding."""
-        return self.headlines.get(finding.title, self.headline)
-
-    def refutation_of(self, title: str, evidence: Mapping[str, int | float]) -> str:
-        """The experiment that would refute a finding with this title and evidence."""
-        return self.refutations.get(title, self.refutation)
+        return finding.variant.headline or self.headline
 
     def told(self, facts: Facts, finding: Finding) -> str:
         """The verdict of a describing finding as a sentence; empty to use its title."""
@@ -235,6 +231,7 @@ class Rule:
         where: tuple[str, ...],
         remedies: tuple[Remedy | None, ...],
         title: str = "",
+        variant: Variant = USUAL,
         warning: float | None = None,
         informs: bool = False,
         on_gpu: bool = False,
@@ -251,7 +248,8 @@ class Rule:
 
         Args:
             claimed_ns: wall time that the cause claims.
-            confidence, where, title: as in `Finding`.
+            confidence, where, variant: as in `Finding`.
+            title: as in `Finding`, if it is not that of the variant or the rule.
             evidence: as in `Finding`, `gpu_busy_share` excepted; None for numbers that were not recorded, which are
                 left out.
             remedies: as in `Finding`; None for those that do not apply.
@@ -283,7 +281,8 @@ class Rule:
         if any(note.code == "shared-gpu" for note in facts.notes) and facts.pace is None:
             confidence = "low"  # nothing is replayed, and the times include those of other processes
         shown = self._with_busy_share(facts, evidence)
-        return self.found(title, severity, confidence, gains, shown, where, told_of(remedies, *gains, basis), basis)
+        told = told_of(remedies, *gains, basis)
+        return self.found(title, severity, confidence, gains, shown, where, told, variant, basis)
 
     def _with_busy_share(
         self, facts: Facts, evidence: Mapping[str, int | float | None]
@@ -300,14 +299,15 @@ class Rule:
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...],
         remedies: tuple[Remedy, ...],
+        variant: Variant = USUAL,
         basis: Basis | None = None,
     ) -> Finding:
         """A finding with this gain, interval and bound; its numbers are in the order in which they are declared."""
         recorded = {name: number for name, number in evidence.items() if number is not None}
         known = {name: recorded[name] for name in sorted(recorded, key=[*self.evidence].index)}
-        told = title or self.title
-        refutation = self.refutation_of(told, known)
-        return Finding(self.id, told, severity, confidence, *gains, known, where, remedies, refutation, (), basis)
+        title, refute = title or variant.title or self.title, variant.refutation or self.refutation
+        told = title, severity, confidence, *gains, known, where, remedies, refute
+        return Finding(self.id, *told, basis=basis, variant=variant)
 
     #: For rules that claim pauses: from this share of its time on, a removed piece of work is not launched at all.
     unlaunched_share: ClassVar[float] = 0.99
@@ -330,6 +330,7 @@ class Rule:
         facts: Facts,
         *,
         title: str = "",
+        variant: Variant = USUAL,
         confidence: Confidence,
         gain: float | None = None,
         evidence: Mapping[str, int | float | None],
@@ -338,7 +339,8 @@ class Rule:
     ) -> Finding:
         """A finding that only informs; `gain` is its bound. Other arguments as in `raised`."""
         shown = self._with_busy_share(facts, evidence)
-        return self.found(title, "info", confidence, (None, None, gain), shown, where, tuple(filter(None, remedies)))
+        told = tuple(filter(None, remedies))
+        return self.found(title, "info", confidence, (None, None, gain), shown, where, told, variant)
 
 
 @dataclass(frozen=True)

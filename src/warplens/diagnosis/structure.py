@@ -14,7 +14,7 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
-from warplens.diagnosis.findings import Confidence, Finding, Remedy
+from warplens.diagnosis.findings import USUAL, Confidence, Finding, Remedy, Variant
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Rule
@@ -62,7 +62,7 @@ class StructureRule(Rule):
         confidence: Confidence,
         remedies: tuple[Remedy | None, ...],
         evidence: dict[str, int | float | None],
-        title: str = "",
+        variant: Variant = USUAL,
         bound_ns: int | None = None,
         informs: bool = False,
         warning: float | None = None,
@@ -82,7 +82,7 @@ class StructureRule(Rule):
         return self.raised(
             facts,
             claimed if whole_share is None else int(whole_share * facts.wall_ns),
-            title=title,
+            variant=variant,
             confidence=confidence if facts.window.steps else "low",
             evidence={
                 "affected_ns": affected,

@@ -65,15 +65,15 @@ def _words(verdict: str, *, known: bool) -> str:
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
-    """All fields of a finding but `basis`; `bound` is repeated under its older name, `gain_ceiling`, after it."""
-    data = _without_basis(finding) | {"remedies": [*map(_without_basis, finding.remedies)]}
+    """All fields of a finding but `basis` and `variant`; `bound` is repeated as `gain_ceiling`, its older name."""
+    data = _shown(finding) | {"remedies": [*map(_shown, finding.remedies)]}
     names = list(data)
     after = names.index("bound") + 1
     return {name: data[name] for name in names[:after]} | {"gain_ceiling": finding.bound} | data
 
 
-def _without_basis(item: Finding | Remedy) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in fields(item) if field.name != "basis"}
+def _shown(item: Finding | Remedy) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in ("basis", "variant")}
 
 
 #: Names of the parts of the launching thread's time.

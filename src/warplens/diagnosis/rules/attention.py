@@ -13,7 +13,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import Precision, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
@@ -39,14 +39,17 @@ class UnfusedAttention(StructureRule):
     )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
     title = "Attention is not fused: its scores go through memory several times"
-    fallback_title: ClassVar = (
-        "scaled_dot_product_attention falls back to its written-out form: scores go through memory"
+    fallback: ClassVar = Variant(
+        "scaled_dot_product_attention falls back to its written-out form: scores go through memory",
+        refutation="Time one layer with inputs that a fused kernel takes (16 bits, no mask; the result is wrong, but "
+        "only the time counts): if it is not faster, the sequences are too short for the scores to matter.",
     )
-    masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
-    headlines: ClassVar = {
-        masked_title: "Limited by attention with an explicit mask: skipping the masked scores could save {share} of "
-        "the time"
-    }
+    masked: ClassVar = Variant(
+        "Fused attention gets an explicit mask: masked scores are computed, in slower kernels",
+        "Limited by attention with an explicit mask: skipping the masked scores could save {share} of the time",
+        "Time one layer with is_causal=True in place of the mask (the result may be wrong, but only the time counts): "
+        "if it is not faster, the mask is not the limit.",
+    )
     evidence: ClassVar = {
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
@@ -56,12 +59,6 @@ class UnfusedAttention(StructureRule):
         "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
         "softmax: if it is not faster, the sequences are too short for the scores to matter."
     )
-    refutations: ClassVar = {
-        fallback_title: "Time one layer with inputs that a fused kernel takes (16 bits, no mask; the result is wrong, "
-        "but only the time counts): if it is not faster, the sequences are too short for the scores to matter.",
-        masked_title: "Time one layer with is_causal=True in place of the mask (the result may be wrong, but only the "
-        "time counts): if it is not faster, the mask is not the limit.",
-    }
     least_share = Limit(
         0.02, "Below this share, the softmax is a router's, a classifier's or that of a short sequence."
     )
@@ -233,7 +230,7 @@ class UnfusedAttention(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.masked_title,
+            variant=self.masked,
             confidence="medium",
             evidence={"masked_per_step": int(attention.sum()) / facts.steps},
             # A mask that keeps sequences of one row apart may leave a few of a hundred scores.
@@ -251,7 +248,7 @@ class UnfusedAttention(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.fallback_title if falls_back else "",
+            variant=self.fallback if falls_back else USUAL,
             confidence="high",
             evidence={
                 "attentions_per_step": count / facts.steps,

@@ -11,7 +11,7 @@ import numpy as np
 
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_of
 from warplens.profile.schema import Bools, Float64s
@@ -89,12 +89,9 @@ _RING: Final = Remedy(
 
 
 @dataclass(frozen=True)
-class _Habit:
-    """A way of programming that copies all of a tensor. Empty texts are those of the rule."""
+class _Habit(Variant):
+    """A way of programming that copies all of a tensor."""
 
-    title: str
-    headline: str = ""
-    refutation: str = ""
     remedies: tuple[Remedy, ...] = _FIXED
     by_compiler: bool = False  #: whether compiled code makes the copies, which are counted as such
 
@@ -153,16 +150,6 @@ _FOR_HEADS: Final = _Habit(
     (_SHARED,),
     by_compiler=True,
 )
-_HABITS: Final = (
-    _BY_CONCATENATION,
-    _BY_REORDERING,
-    _BY_APPENDING,
-    _BY_ROLLING,
-    _BY_WRITING,
-    _BY_SHIFTING,
-    _BY_COMPILER,
-    _FOR_HEADS,
-)
 
 
 class _Copies(NamedTuple):
@@ -203,14 +190,6 @@ class GrowingCache(StructureRule):
     claimed = "these copies, and of attention on heads that are copied what it need not read"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
     title = _BY_CONCATENATION.title
-    reordered_title: ClassVar = _BY_REORDERING.title
-    appended_title: ClassVar = _BY_APPENDING.title
-    rolled_title: ClassVar = _BY_ROLLING.title
-    written_title: ClassVar = _BY_WRITING.title
-    shifted_title: ClassVar = _BY_SHIFTING.title
-    copied_title: ClassVar = _BY_COMPILER.title
-    shared_title: ClassVar = _FOR_HEADS.title
-    headlines: ClassVar = {habit.title: habit.headline for habit in _HABITS if habit.headline}
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
         "copies_per_step": "copies of keys and values by compiled code",
@@ -220,7 +199,6 @@ class GrowingCache(StructureRule):
         "Write into a buffer of fixed size (in decoding: StaticCache): if a step takes as long, the copies were not "
         "the limit."
     )
-    refutations: ClassVar = {habit.title: habit.refutation for habit in _HABITS if habit.refutation}
     least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
         10,
@@ -486,7 +464,7 @@ class GrowingCache(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=habit.title,
+            variant=habit,
             confidence="medium" if self._is_inferred(facts, copies.habit) else "high",
             evidence=evidence,
             bound_ns=self._removable_ns(facts, claimed),

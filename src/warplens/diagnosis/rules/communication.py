@@ -14,7 +14,7 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, Finding, Remedy, ceiling, percent
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant, ceiling, percent
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.rules.ranks import PACES, RanksRule, Straggler, gains_of, waited_share
@@ -254,14 +254,18 @@ class ExposedCommunication(Rule):
     claimed = "time in which only a collective ran, without waiting for a late rank"
     headline = "Limited by communication: for {share} of the time it runs while nothing computes"
     title = "Collectives run while nothing computes"
-    beyond_title: ClassVar = "Collectives run while nothing computes, beyond the waiting for a late rank"
-    peers_title: ClassVar = "Collectives wait for other ranks: in some steps they last far longer, and nothing computes"
-    headlines: ClassVar = {
-        beyond_title: f"{headline}, beyond the waiting for a late rank",
-        peers_title: "Limited by waiting for other ranks: for {share} of the time a collective runs while nothing "
-        "computes, and in some steps far longer than in others",
-    }
-    repeated_title: ClassVar = "Collectives run while nothing computes, after each of {count} micro-batches of a step"
+    beyond: ClassVar = Variant(
+        f"{title}, beyond the waiting for a late rank",
+        f"{headline}, beyond the waiting for a late rank",
+    )
+    peers: ClassVar = Variant(
+        "Collectives wait for other ranks: in some steps they last far longer, and nothing computes",
+        "Limited by waiting for other ranks: for {share} of the time a collective runs while nothing computes, and in "
+        "some steps far longer than in others",
+        "Record all ranks: if they arrive at these collectives at the same time, the network is the cause, or these "
+        "steps sum more.",
+    )
+    repeated: ClassVar = Variant(f"{title}, after each of {{count}} micro-batches of a step")
     evidence: ClassVar = {
         "exposed_ns": "collectives with nothing else on the GPU, without waiting for a late rank",
         "exposed_share": "of the window",
@@ -281,10 +285,6 @@ class ExposedCommunication(Rule):
         "around forward and backward pass): "
         "if it does not get faster by the exposed time, something else is the limit."
     )
-    refutations: ClassVar = {
-        peers_title: "Record all ranks: if they arrive at these collectives at the same time, the network is the "
-        "cause, or these steps sum more."
-    }
     precedence = "certain"
 
     transfer_factor = Limit(2.0, "Transfers of the same bytes over a shared network vary by less.")
@@ -330,6 +330,7 @@ class ExposedCommunication(Rule):
         bound_ns = _most_ns(facts, own_rows, facts.program.own_ns[own_rows]) * by_device.len()
         exposed = self._exposed(facts, claims, is_late=is_late)
         waits, sooner = exposed.is_waiting, exposed.sooner
+        variant = first_of((waits, self.peers), (sooner, self.repeated), (is_late, self.beyond), default=USUAL)
         late = facts.unprofiled_host_ns > facts.busy_ns - exposed.most * exposed.removable_ns
         return self.raised(
             facts,
@@ -352,12 +353,8 @@ class ExposedCommunication(Rule):
                 "waiting_for_ranks_share": exposed.by_peers_ns / claimed or None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            title=first_of(
-                (waits, self.peers_title),
-                (sooner, self.repeated_title.format(count=f"{exposed.micro_batches:,.0f}")),
-                (is_late, self.beyond_title),
-                default=self.title,
-            ),
+            title=variant.title.format(count=f"{exposed.micro_batches:,.0f}"),
+            variant=variant,
             remedies=self._remedies(facts, exposed),
             on_gpu=True,
             kept=0.0 if waits else 1 - exposed.most,
@@ -553,7 +550,7 @@ class UnbucketedCommunication(RanksRule):
         "handling_ns_per_step": "host time in the framework's calls for collectives; mean over the ranks",
         "handling_share": "the same, of the host time to issue the work",
     }
-    handled_title: ClassVar = (
+    handled: ClassVar = Variant(
         "The hosts spend {share} of their time on preparing and issuing {count} collectives per step"
     )
     refutation = (
@@ -607,11 +604,11 @@ class UnbucketedCommunication(RanksRule):
 
     def headline_of(self, finding: Finding) -> str:
         """The headline; none for hosts that are busy with collectives, whose pauses are not told apart."""
-        return "" if "handling_share" in finding.evidence else self.headline
+        return "" if finding.variant == self.handled else self.headline
 
     def makes_launches(self, finding: Finding) -> bool:
         """True for hosts that are busy with collectives: no graph captures what a framework does around them."""
-        return "handling_share" in finding.evidence
+        return finding.variant == self.handled
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""
@@ -740,7 +737,8 @@ class UnbucketedCommunication(RanksRule):
             gains,
             sure=run.sure,
             bound=bound,
-            title=self.handled_title.format(share=percent(share), count=f"{count:,.0f}"),
+            title=self.handled.title.format(share=percent(share), count=f"{count:,.0f}"),
+            variant=self.handled,
             confidence="high" if run.sure else "medium",
             evidence={
                 "collectives_per_step": count,

@@ -16,7 +16,7 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.prediction import Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
@@ -155,6 +155,12 @@ _NS_PER_S = 1e9
 _PAGE_BYTES: Final = 4096
 
 
+_LEFT_OUT: Final = (
+    "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
+    "were not the limit."
+)
+
+
 class BlockingCopy(Rule):
     """Copies over the link that no kernel hides, and pauses while one blocked the host."""
 
@@ -168,6 +174,7 @@ class BlockingCopy(Rule):
     raised_when = "it costs 2 %"
     claimed = "time in which only such a copy ran; pauses while one blocked the host"
     headline = "Limited by copies between host and GPU: for {share} of the time nothing computes because of them"
+    title = "Copies between host and GPU run while nothing computes"
     evidence: ClassVar = {
         "exposed_copy_ns": "exposed copies",
         "host_held_idle_ns": "pauses while a copy blocked the host, and between copies of pieces or of a set",
@@ -180,18 +187,6 @@ class BlockingCopy(Rule):
     refutation = (
         "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the copies were "
         "not the limit."
-    )
-    returning_title: ClassVar = "Data that could stay on the GPU are copied to the host and back, which delays the work"
-    staying_title: ClassVar = (
-        "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
-    )
-    sent_title: ClassVar = "The tensors of a set, such as weights or adapters, are sent to the GPU, and delay the work"
-    set_title: ClassVar = "The tensors of a set, such as all weights, are copied to the host, and delay the work"
-    fetched_title: ClassVar = "Copies to pageable memory delay the work"
-    refutations: ClassVar = dict.fromkeys(
-        (returning_title, staying_title, sent_title, set_title, fetched_title),
-        "Leave these copies out of a test run, with any data in their place: if the step takes as long as before, they "
-        "were not the limit.",
     )
     precedence = "certain"
 
@@ -216,18 +211,30 @@ class BlockingCopy(Rule):
         1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
     )
 
-    pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
-    titles: ClassVar[Mapping[_Pattern, str]] = {
-        "fetched-set": set_title,
-        "returning": returning_title,
-        "sent-set": sent_title,
-        "staying": staying_title,
-        "pieces": pieces_title,
+    variants: ClassVar[Mapping[_Pattern, Variant]] = {
+        "fetched-set": Variant(
+            "The tensors of a set, such as all weights, are copied to the host, and delay the work",
+            refutation=_LEFT_OUT,
+        ),
+        "returning": Variant(
+            "Data that could stay on the GPU are copied to the host and back, which delays the work",
+            refutation=_LEFT_OUT,
+        ),
+        "sent-set": Variant(
+            "The tensors of a set, such as weights or adapters, are sent to the GPU, and delay the work",
+            refutation=_LEFT_OUT,
+        ),
+        "staying": Variant(
+            "Data that could stay on the GPU are sent to it in the middle of a step, and delay the work",
+            refutation=_LEFT_OUT,
+        ),
+        "pieces": Variant("Many small pieces are sent to the GPU one by one, and each waits for the last"),
     }
+    fetched: ClassVar = Variant("Copies to pageable memory delay the work", refutation=_LEFT_OUT)
 
     def makes_launches(self, finding: Finding) -> bool:
         """True for many copies one after the other, each of which the host issues and waits for."""
-        return finding.title in (self.sent_title, self.set_title, self.pieces_title)
+        return finding.variant in (self.variants["sent-set"], self.variants["fetched-set"], self.variants["pieces"])
 
     @remembered
     def _pieces(self, facts: Facts) -> Float64s:
@@ -276,7 +283,7 @@ class BlockingCopy(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self._title(copies),
+            variant=self._variant(copies),
             confidence="high" if copies.unpinned and facts.sure else "medium",
             evidence={
                 "exposed_copy_ns": claims.busy_ns(self.id),
@@ -318,13 +325,13 @@ class BlockingCopy(Rule):
             return "returning"
         return "sent-set" if sent_sets(facts)[staying > 0].all() else "staying"
 
-    def _title(self, copies: _Copies) -> str:
-        """The title for these copies."""
-        if copies.pattern in self.titles:
-            return self.titles[copies.pattern]
+    def _variant(self, copies: _Copies) -> Variant:
+        """The variant for these copies."""
+        if copies.pattern in self.variants:
+            return self.variants[copies.pattern]
         if not copies.unpinned:
-            return "Copies between host and GPU run while nothing computes"
-        return self.fetched_title if copies.way == "fetched" else "Copies from pageable memory delay the work"
+            return USUAL
+        return self.fetched if copies.way == "fetched" else Variant("Copies from pageable memory delay the work")
 
     def _remedies(self, facts: Facts, copies: _Copies) -> tuple[Remedy | None, ...]:
         """The remedies for these copies, in order.
@@ -694,7 +701,7 @@ class AllocatorChurn(Rule):
     claimed = "idle time while the host was inside one"
     headline = "Limited by memory allocation: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
-    once_title: ClassVar = "The GPU waits while memory is allocated and freed, which may belong to the start-up"
+    once: ClassVar = Variant("The GPU waits while memory is allocated and freed, which may belong to the start-up")
     evidence: ClassVar = {
         **SEEN_IDLE,
         "allocation_calls_per_step": "calls that allocate or free memory",
@@ -721,7 +728,7 @@ class AllocatorChurn(Rule):
         return self.raised(
             facts,
             claimed,
-            title="" if facts.sure else self.once_title,
+            variant=USUAL if facts.sure else self.once,
             confidence="high" if facts.sure else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),

@@ -12,7 +12,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.devices import IN_TURN, REPLICATED, UNEVEN, Sharing
 from warplens.diagnosis.evidence import needed_ns
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, ISSUING, MANY, Basis, Finding, Remedy, ceiling, times
+from warplens.diagnosis.findings import GAIN, ISSUING, MANY, USUAL, Basis, Finding, Remedy, Variant, ceiling, times
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.replicas import BETWEEN
 from warplens.diagnosis.rule import Limit, bringing, first_of, interval_of
@@ -154,14 +154,12 @@ class GpusInTurn(GpusRule):
     claimed = "idle time of a GPU while another GPU of its process works; no finding on the host claims it"
     headline = "Limited by GPUs that take turns: of the time of all GPUs, {share} goes into waiting for another one"
     title = "The GPUs of one process take turns: while one works, the others wait for it"
-    waited_title: ClassVar = "The GPUs of one process take turns: the host waits for one before it uses another"
-    filling_title: ClassVar = (
-        "The GPUs of one process are a pipeline, and wait for each other while it fills and drains"
+    waited: ClassVar = Variant("The GPUs of one process take turns: the host waits for one before it uses another")
+    filling: ClassVar = Variant(
+        "The GPUs of one process are a pipeline, and wait for each other while it fills and drains",
+        "Limited by a pipeline that fills and drains: of the time of all GPUs, {share} goes into waiting for another "
+        "one",
     )
-    headlines: ClassVar = {
-        filling_title: "Limited by a pipeline that fills and drains: of the time of all GPUs, {share} goes into "
-        "waiting for another one"
-    }
     evidence: ClassVar = {
         "gpus_count": "GPUs of the process",
         "gpus_at_once_count": "GPUs that work at the same time, the mean while any works",
@@ -194,9 +192,7 @@ class GpusInTurn(GpusRule):
             (gain(0.5), gain(0.0 if by_host else self.kept_share), gain(0.0)),
             sure=facts.sure,
             bound=gain(0.0),
-            title=first_of(
-                (by_host, self.waited_title), (at_once >= self.overlapping, self.filling_title), default=self.title
-            ),
+            variant=first_of((by_host, self.waited), (at_once >= self.overlapping, self.filling), default=USUAL),
             confidence="high" if facts.sure and (copies >= 1 or by_host) else "medium",
             evidence={
                 "gpus_count": count,
@@ -311,7 +307,6 @@ class DataParallelThreads(GpusRule):
             (low, expected, high),
             sure=facts.sure,
             bound=bound,
-            title=self.title,
             confidence="high" if facts.sure else "medium",
             evidence={
                 "gpus_count": count,

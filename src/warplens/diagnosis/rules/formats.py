@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.headroom.shapes import first_shape, tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import has_tensor_cores
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
@@ -74,16 +74,16 @@ class MisalignedShape(StructureRule):
         "all but one pass over the operands of products of vectors; four fifths of such transforms"
     )
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
-    transforms_title: ClassVar = (
-        "Fourier transforms have a length with a large prime factor, which needs Bluestein's slow algorithm"
+    transforms: ClassVar = Variant(
+        "Fourier transforms have a length with a large prime factor, which needs Bluestein's slow algorithm",
+        "Limited by Fourier transforms of lengths with a large prime factor: padding them could save {share} of the "
+        "time",
     )
-    vectors_title: ClassVar = "Batched matrix products have one vector on each side, for which no fast kernel exists"
-    headlines: ClassVar = {
-        vectors_title: "Limited by matrix products of single vectors: multiplying and summing whole tensors could save "
-        "{share} of the time",
-        transforms_title: "Limited by Fourier transforms of lengths with a large prime factor: padding them could save "
-        "{share} of the time",
-    }
+    vectors: ClassVar = Variant(
+        "Batched matrix products have one vector on each side, for which no fast kernel exists",
+        "Limited by matrix products of single vectors: multiplying and summing whole tensors could save {share} of "
+        "the time",
+    )
     evidence: ClassVar = {
         "misaligned_per_step": "such products, or kernels of such transforms",
         "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
@@ -150,15 +150,15 @@ class MisalignedShape(StructureRule):
         claimed = claims.of_work(self.id).to_numpy() > 0
         misaligned, vectors = claimed & self._misaligned(facts), claimed & self._of_vectors(facts)
         transforms = claimed & facts.program.marked("bluestein")
-        for which, others, title, remedies in (
-            (transforms, misaligned | vectors, self.transforms_title, (_SMOOTH_LENGTHS,)),
-            (vectors, misaligned, self.vectors_title, _WHOLE_TENSORS),
+        for which, others, variant, remedies in (
+            (transforms, misaligned | vectors, self.transforms, (_SMOOTH_LENGTHS,)),
+            (vectors, misaligned, self.vectors, _WHOLE_TENSORS),
         ):
             if time_of(facts.program, which) > time_of(facts.program, others):
                 return self.seen(
                     facts,
                     claims,
-                    title=title,
+                    variant=variant,
                     confidence="high",
                     evidence={"misaligned_per_step": int(which.sum()) / facts.steps},
                     # Passes next to them go over the same numbers; the time of one fused pass is unknown.
@@ -181,7 +181,7 @@ class MisalignedShape(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=f"Matrix products have sizes that the tensor cores cannot use{reason}",
+            variant=Variant(f"Matrix products have sizes that the tensor cores cannot use{reason}"),
             confidence="high",
             evidence={
                 "misaligned_per_step": int(misaligned.sum()) / facts.steps,
@@ -281,14 +281,20 @@ class MemoryFormat(StructureRule):
         "Limited by the memory format: {share} of the time goes into converting it and into kernels for the slow one"
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
-    sequences_title: ClassVar = (
-        "Sequences are in channels-first format (batch, channels, length), which convolutions convert there and back"
+    sequences: ClassVar = Variant(
+        "Sequences are in channels-first format (batch, channels, length), which convolutions convert there and back",
+        refutation="Time one layer as nn.Linear over (batch, length, channels), or nn.Conv2d on x.unsqueeze(2), both "
+        "in torch.channels_last: if it is not faster, the format is not the limit.",
     )
-    volumes_title: ClassVar = (
-        "Volumes are in channels-first format (NCDHW), which convolutions on tensor cores do not support"
+    volumes: ClassVar = Variant(
+        "Volumes are in channels-first format (NCDHW), which convolutions on tensor cores do not support",
+        refutation="Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
+        "faster, the format is not the limit.",
     )
-    back_title: ClassVar = (
-        "Maps are laid out with channels first, and back again before convolutions, which are in channels last"
+    back: ClassVar = Variant(
+        "Maps are laid out with channels first, and back again before convolutions, which are in channels last",
+        refutation="Leave out x.contiguous() before one convolution: if the two copies before it stay, they do not "
+        "convert its input.",
     )
     evidence: ClassVar = {
         "conversions_per_step": "kernels that change the layout",
@@ -299,14 +305,6 @@ class MemoryFormat(StructureRule):
         "Run with model.to(memory_format=torch.channels_last) and convert the inputs, too: if it is not faster, "
         "the format is not the limit."
     )
-    refutations: ClassVar = {
-        sequences_title: "Time one layer as nn.Linear over (batch, length, channels), or nn.Conv2d on x.unsqueeze(2), "
-        "both in torch.channels_last: if it is not faster, the format is not the limit.",
-        volumes_title: "Run with each nn.Conv3d and the inputs in memory_format=torch.channels_last_3d: if it is not "
-        "faster, the format is not the limit.",
-        back_title: "Leave out x.contiguous() before one convolution: if the two copies before it stay, they do not "
-        "convert its input.",
-    }
     least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
     least_copied_share = Limit(
         0.8,
@@ -404,9 +402,7 @@ class MemoryFormat(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.back_title
-            if in_last
-            else {1: self.sequences_title, 3: self.volumes_title}.get(dimensions or 2, ""),
+            variant=self.back if in_last else {1: self.sequences, 3: self.volumes}.get(dimensions or 2, USUAL),
             confidence="medium" if in_last and not facts.timeline.has_operators else "high",
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,

@@ -17,7 +17,7 @@ from warplens.analysis.headroom.shapes import first_shape, tensors_of
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, ahead_without, first_of, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
@@ -131,8 +131,10 @@ class UnusedGradients(StructureRule):
     )
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass computes gradients that no optimizer takes"
-    inputs_title: ClassVar = "The backward pass computes gradients of all weights, though only those of inputs are read"
-    below_title: ClassVar = "The backward pass goes on through frozen layers, below the last one that learns"
+    inputs: ClassVar = Variant(
+        "The backward pass computes gradients of all weights, though only those of inputs are read"
+    )
+    below: ClassVar = Variant("The backward pass goes on through frozen layers, below the last one that learns")
     evidence: ClassVar = {
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
@@ -418,7 +420,7 @@ class UnusedGradients(StructureRule):
                 "unused_numbers_share": found.numbers_share,
             },
             bound_ns=time_of(facts.program, removable) + facts.own_idle_ns,
-            title=first_of((found.inputs, self.inputs_title), (found.below, self.below_title), default=""),
+            variant=first_of((found.inputs, self.inputs), (found.below, self.below), default=USUAL),
             remedies=first_of((found.inputs, _OF_INPUTS), (found.below, _OF_FROZEN), default=_OF_WEIGHTS),
         )
 

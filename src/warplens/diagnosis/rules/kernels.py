@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -15,10 +14,10 @@ from warplens.analysis.frames import number, once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
-from warplens.diagnosis.enlarging import CHANNELS_FIRST, ENLARGED_HEADLINE, ENLARGED_TITLE, enlarged
+from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
+from warplens.diagnosis.enlarging import CHANNELS_FIRST, ENLARGED, enlarged
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant, ceiling, percent, times
 from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_beside, time_of
@@ -99,9 +98,12 @@ class MemoryBandwidth(Rule):
         "the share of channels and places that the convolution first does without"
     )
     headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
-    headlines: ClassVar = {TERMS_TITLE: TERMS_HEADLINE, ENLARGED_TITLE: ENLARGED_HEADLINE}
-    measured_title: ClassVar = "The GPU is busy with kernels that move data through memory rather than compute"
-    inferred_title: ClassVar = f"{measured_title} (inferred from their kind)"
+    measured: ClassVar = Variant(
+        "The GPU is busy with kernels that move data through memory rather than compute",
+        refutation="Fuse one chain of them into a single pass (torch.compile, or a kernel of your own): if it does "
+        "not get faster, its kernels read different data.",
+    )
+    inferred: ClassVar = Variant(f"{measured.title} (inferred from their kind)")
     evidence: ClassVar = {
         "memory_kernels_ns": "kernels that move data",
         "memory_kernels_share": "of the window",
@@ -114,10 +116,6 @@ class MemoryBandwidth(Rule):
         "Collect counters for the largest of them (ncu --set roofline -k NAME, then warplens diagnose --counters): "
         "if they are far below the memory roof, they wait for something else."
     )
-    refutations: ClassVar = {
-        measured_title: "Fuse one chain of them into a single pass (torch.compile, or a kernel of your own): if it "
-        "does not get faster, its kernels read different data.",
-    }
     thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
     least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
     least_reductions_share = Limit(0.01, "From here on, passes may end in sums that need not be written.")
@@ -151,12 +149,11 @@ class MemoryBandwidth(Rule):
             evidence["measured_of_kernel_time_share"] >= facts.thresholds.counters_share
         )
         dominates = moving_ns / facts.wall_ns >= facts.thresholds.bandwidth_share
-        confidence: Confidence = "medium" if dominates else "low"
         return self.raised(
             facts,
             terms_ns if is_terms else claimed_ns,
-            title=first_of((is_terms, TERMS_TITLE), (is_measured, self.measured_title), default=self.inferred_title),
-            confidence="high" if is_measured else confidence,
+            variant=first_of((is_terms, TERMS), (is_measured, self.measured), default=self.inferred),
+            confidence="high" if is_measured else "medium" if dominates else "low",
             evidence=evidence,
             where=where,
             remedies=(*self._fusing(facts, is_terms=is_terms), _FEWER_BYTES),
@@ -187,7 +184,7 @@ class MemoryBandwidth(Rule):
         return self.raised(
             facts,
             maps_ns,
-            title=ENLARGED_TITLE,
+            variant=ENLARGED,
             confidence="medium",
             evidence=evidence,
             where=where,
@@ -311,19 +308,15 @@ class TensorCompute(Rule):
         "Compare the rate of the products with the GPU's peak (2·M·N·K over their time; ncu --section "
         "ComputeWorkloadAnalysis): if it is far below, their shapes or operands are the limit."
     )
-    known_refutation: ClassVar = (
-        "Time the largest product alone, with twice as many rows: if it takes less than twice as long, its shape is "
-        "the limit, not the rate of the tensor cores."
+    known: ClassVar = Variant(
+        refutation="Time the largest product alone, with twice as many rows: if it takes less than twice as long, "
+        "its shape is the limit, not the rate of the tensor cores."
     )
     thresholds = ("busy_share", "dominant_share", "roof_share")
     describes = True
     aligned_share = Limit(
         0.95, "Of the products' time: the rest is that of small heads, which no padding makes faster."
     )
-
-    def refutation_of(self, title: str, evidence: Mapping[str, int | float]) -> str:
-        """The experiment; nobody need compute a rate that the evidence has."""
-        return self.known_refutation if "of_peak_share" in evidence else self.refutation
 
     def told(self, facts: Facts, finding: Finding) -> str:
         """The verdict: nothing to fix."""
@@ -345,16 +338,18 @@ class TensorCompute(Rule):
         on_cores_ns = facts.own_ns(is_product & pl.col("tensor_cores"))
         at_roof_share = self._at_roof_share(facts, is_product)
         products = facts.work.select(is_product.fill_null(value=False)).to_series()
+        of_peak = _of_peak(facts, products)
         near = at_roof_share is not None and at_roof_share > limits.dominant_share
         return self.described(
             facts,
             title=self.title + (", near the peak of its tensor cores" if near else ""),
+            variant=USUAL if of_peak is None else self.known,
             confidence="high" if near else "medium",
             # Fewer operations or a narrower format have no known bound.
             evidence={
                 "products_ns": products_ns,
                 "products_share": products_ns / facts.wall_ns,
-                "of_peak_share": _of_peak(facts, products),
+                "of_peak_share": of_peak,
                 "on_tensor_cores_share": on_cores_ns / known_ns if 2 * known_ns > products_ns else None,
                 "at_tensor_roof_share": at_roof_share,
             },
@@ -659,8 +654,11 @@ class SmallKernels(Rule):
     )
     headline = "Limited by small grids: what they leave empty of the GPU costs {share} of the time"
     title = "The GPU is busy with grids that leave most of it empty"
-    part_title: ClassVar = "The GPU is busy with grids that leave a part of it empty"
-    started_title: ClassVar = "The GPU takes longer to start short kernels than to run them"
+    partly_empty: ClassVar = Variant("The GPU is busy with grids that leave a part of it empty")
+    started: ClassVar = Variant(
+        "The GPU takes longer to start short kernels than to run them",
+        refutation="Double the batch: if the step takes twice as long, the kernels are not short of work.",
+    )
     evidence: ClassVar = {
         "empty_ns": "time lost to the part of the GPU that small grids leave empty",
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
@@ -675,9 +673,6 @@ class SmallKernels(Rule):
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
-    refutations: ClassVar = {
-        started_title: "Double the batch: if the step takes twice as long, the kernels are not short of work.",
-    }
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
     half_filled_share = Limit(0.5, "Grids that fill more leave no room for twice the work.")
     long_ns = Limit(50_000, "A kernel of few blocks that takes this long is not short of work, but of blocks.")
@@ -741,10 +736,10 @@ class SmallKernels(Rule):
                 "passes_per_step": passes.count if merged is not None else None,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
-            title=first_of(
-                (slow_start, self.started_title),
-                (2 * grids.empty_ns < grids.affected_ns, self.part_title),
-                default="",
+            variant=first_of(
+                (slow_start, self.started),
+                (2 * grids.empty_ns < grids.affected_ns, self.partly_empty),
+                default=USUAL,
             ),
             remedies=remedies,
             # More work per launch takes no more host time, so the gain is not bounded.

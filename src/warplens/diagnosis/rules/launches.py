@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.frames import number, once
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import GAIN, PASSES, Confidence, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Confidence, Finding, Remedy, Variant
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
@@ -394,12 +394,10 @@ class LaunchOverhead(Rule):
     )
     thresholds = ("unsure_warning_ceiling",)
 
-    #: For each kind of repetition.
-    titles: ClassVar[Mapping[str, str]] = {
-        "none": title,
-        "passes": title,
-        "turns": "A loop launches the same few small kernels in every turn, and the GPU waits for them",
-        "cells": "A recurrent network is launched one time step after another, and the GPU waits for it",
+    #: For kinds of repetition.
+    variants: ClassVar[Mapping[str, Variant]] = {
+        "turns": Variant("A loop launches the same few small kernels in every turn, and the GPU waits for them"),
+        "cells": Variant("A recurrent network is launched one time step after another, and the GPU waits for it"),
     }
 
     ahead_share = Limit(0.8, "A host that needs at most 80 % of the GPU's time is ahead of it without the profiler.")
@@ -437,7 +435,7 @@ class LaunchOverhead(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self.titles[repetition.kind],
+            variant=self.variants.get(repetition.kind, USUAL),
             confidence=_confidence(facts),
             evidence={
                 "idle_ns": claimed,

@@ -13,7 +13,7 @@ from warplens.analysis.intervals import Intervals, union
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     IDLE_NS,
@@ -163,18 +163,21 @@ class UnfusedOptimizer(Rule):
     )
     headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
     title = "The optimizer updates one tensor at a time, with several kernels for each"
-    loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
-    hooked_title: ClassVar = "The optimizer steps for one parameter at a time, between kernels of the backward pass"
-    titles: ClassVar[Mapping[Habit, str]] = {
-        "hooks": hooked_title,
-        "groups": "The optimizer goes from group to group of parameters, with launches for each",
-        "lists": "The optimizer runs its operations over all tensors one after the other (foreach)",
-        "loop": loop_title,
-        "tensors": title,
-    }
-    headlines: ClassVar = {
-        hooked_title: "Limited by an optimizer that steps for one parameter at a time: it costs {share} of the time",
-        loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time",
+    variants: ClassVar[Mapping[Habit, Variant]] = {
+        "hooks": Variant(
+            "The optimizer steps for one parameter at a time, between kernels of the backward pass",
+            "Limited by an optimizer that steps for one parameter at a time: it costs {share} of the time",
+            "Leave the hooks out of a test run: if the step does not get faster by their share, something else is the "
+            "limit.",
+        ),
+        "groups": Variant("The optimizer goes from group to group of parameters, with launches for each"),
+        "lists": Variant("The optimizer runs its operations over all tensors one after the other (foreach)"),
+        "loop": Variant(
+            "A loop over the parameters launches kernels for each tensor, beside a fused optimizer",
+            "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time",
+            "Leave that loop out of a test run, but not optimizer.step(): if the step does not get faster by its "
+            "share, something else is the limit.",
+        ),
     }
     evidence: ClassVar = {
         "claimed_share": "cost of updating one tensor at a time, of the window",
@@ -193,12 +196,6 @@ class UnfusedOptimizer(Rule):
         "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
         "something else is the limit."
     )
-    refutations: ClassVar = {
-        loop_title: "Leave that loop out of a test run, but not optimizer.step(): if the step does not get faster by "
-        "its share, something else is the limit.",
-        hooked_title: "Leave the hooks out of a test run: if the step does not get faster by their share, something "
-        "else is the limit.",
-    }
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
     #: One launch updates many tensors: launches of the remaining passes hardly cost host time.
@@ -306,7 +303,7 @@ class UnfusedOptimizer(Rule):
         return self.raised(
             facts,
             claimed_ns,
-            title=self.titles[habit],
+            variant=self.variants.get(habit, USUAL),
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,

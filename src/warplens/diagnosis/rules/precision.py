@@ -14,7 +14,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
 from warplens.diagnosis.structure import time_of
@@ -227,26 +227,30 @@ class Precision(Rule):
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
-    narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
-    default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
-    matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
-    beside_title: ClassVar = "Matrix products run in TF32 and fp32, and everything between them in fp32"
-    doubles_title: ClassVar = "A network computes in float64"
-    part_title: ClassVar = (
-        "A part of the network is left out of mixed precision: its products run in TF32, at half the rate of 16 bits"
+    narrow: ClassVar = Variant(
+        "Products of 16-bit numbers run in fp32, off the tensor cores",
+        "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} of the time",
     )
-    headlines: ClassVar = {
-        doubles_title: "Limited by matrix products in float64: narrower formats could save {share} of the time",
-        part_title: "Limited by a part of the network outside of mixed precision: bfloat16 there could save {share} "
-        "of the time",
-        default_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the "
-        "work in between",
-        narrow_title: "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} "
-        "of the time",
-        beside_title: "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in products and the work in "
-        "between",
-        matrix_title: "Limited by matrix products in fp32: bfloat16 could save {share} of the time",
-    }
+    by_default: ClassVar = Variant(
+        "Convolutions run in TF32, which is the default, and everything between them in fp32",
+        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the work in between",
+    )
+    on_matrix_units: ClassVar = Variant(
+        "Matrix products run in fp32, which matrix units multiply at a fraction of their rate",
+        "Limited by matrix products in fp32: bfloat16 could save {share} of the time",
+    )
+    beside_tf32: ClassVar = Variant(
+        "Matrix products run in TF32 and fp32, and everything between them in fp32",
+        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in products and the work in between",
+    )
+    doubles: ClassVar = Variant(
+        "A network computes in float64",
+        "Limited by matrix products in float64: narrower formats could save {share} of the time",
+    )
+    left_out: ClassVar = Variant(
+        "A part of the network is left out of mixed precision: its products run in TF32, at half the rate of 16 bits",
+        "Limited by a part of the network outside of mixed precision: bfloat16 there could save {share} of the time",
+    )
     bf16_headline = "Limited by matrix products off the tensor cores: bfloat16 could save {share} of the time"
     evidence: ClassVar = {
         "claimed_share": "all claimed time, of the window",
@@ -311,8 +315,7 @@ class Precision(Rule):
         older = finding.remedies[-1].action == _NARROWER_REMEDIES["older"][0].action
         if older:
             return self.older_headline
-        no_tf32 = not finding.title or finding.title == self.title
-        if no_tf32 and not any(remedy.action == _TF32.action for remedy in finding.remedies):
+        if finding.variant == USUAL and not any(remedy.action == _TF32.action for remedy in finding.remedies):
             return self.bf16_headline
         return super().headline_of(finding)
 
@@ -460,7 +463,7 @@ class Precision(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self._title(wide),
+            variant=self._variant(wide),
             confidence="high" if is_sure and not wide.by_default else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns,
@@ -500,16 +503,16 @@ class Precision(Rule):
             beside_tf32=bool(self._beside(facts).any()),
         )
 
-    def _title(self, wide: _Wide) -> str:
-        """One sentence for people; empty for fp32 on vector units in all products."""
+    def _variant(self, wide: _Wide) -> Variant:
+        """The variant; the usual one for fp32 on vector units in all products."""
         return first_of(
-            (wide.left_out, self.part_title),
-            (wide.doubles, self.doubles_title),
-            (wide.by_default, self.default_title),
-            (wide.narrow, self.narrow_title),
-            (wide.on_matrix_units, self.matrix_title),
-            (wide.beside_tf32, self.beside_title),
-            default="",
+            (wide.left_out, self.left_out),
+            (wide.doubles, self.doubles),
+            (wide.by_default, self.by_default),
+            (wide.narrow, self.narrow),
+            (wide.on_matrix_units, self.on_matrix_units),
+            (wide.beside_tf32, self.beside_tf32),
+            default=USUAL,
         )
 
     def _remedies(self, facts: Facts, wide: _Wide, tf32: Gain | None) -> tuple[Remedy | None, ...]:

@@ -14,7 +14,7 @@ import polars as pl
 from warplens.analysis.ranks.balance import delays, held_up
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Confidence, Finding, Remedy, Severity, ceiling
+from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Severity, Variant, ceiling
 from warplens.diagnosis.rule import Limit, Rule, bound_of, remembered, told_of
 from warplens.diagnosis.run import MOST_LISTED, RankFacts, Run, listed, run_of
 from warplens.diagnosis.thresholds import Thresholds
@@ -42,7 +42,8 @@ class RanksRule(Rule):
         *,
         sure: bool,
         bound: float,
-        title: str,
+        title: str = "",
+        variant: Variant = USUAL,
         confidence: Confidence,
         evidence: Mapping[str, int | float | None],
         where: tuple[str, ...],
@@ -54,7 +55,8 @@ class RanksRule(Rule):
         Args:
             gains: the expected gain and the ends of its interval, in any order.
             sure: whether the window has several steps.
-            title, confidence, where, remedies: as in `Finding`.
+            title, variant: as in `Rule.raised`.
+            confidence, where, remedies: as in `Finding`.
             evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
             warning: least gain of a warning, if larger than `warning_ceiling`.
         """
@@ -64,7 +66,7 @@ class RanksRule(Rule):
         if expected >= (warning or limits.warning_ceiling):
             severity = "critical" if expected >= limits.critical_ceiling and sure else "warning"
         told = told_of(remedies, expected, (low, high), bound)
-        return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told)
+        return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told, variant)
 
 
 #: Host paces over which a gain is averaged: 0 is the least time without the profiler, 1 the recorded time.

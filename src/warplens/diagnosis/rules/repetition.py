@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.picking import Projected, projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes
@@ -70,20 +70,30 @@ class Recomputation(StructureRule):
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
-    passes_title: ClassVar = "The backward pass runs several times over one forward pass"
-    growing_title: ClassVar = "Each token runs the model on all tokens before it again: keys and values are not kept"
-    encoded_title: ClassVar = "The encoder runs again for each token, on an input of the same size as before"
-    projected_title: ClassVar = "Rows are picked before a product, which multiplies each row of the table many times"
-    headlines: ClassVar = {
-        projected_title: "Limited by products of picked rows: {share} of the time goes into multiplying the same rows "
-        "again",
-        passes_title: "Limited by repeated backward passes: {share} of the time goes into passes over one graph after "
-        "the first",
-        growing_title: "Limited by generation without a cache: {share} of the time goes into running all tokens again "
-        "for each new one",
-        encoded_title: "Limited by an encoder that is run for each token: {share} of the time goes into its passes "
-        "after the first",
-    }
+    passes: ClassVar = Variant(
+        "The backward pass runs several times over one forward pass",
+        "Limited by repeated backward passes: {share} of the time goes into passes over one graph after the first",
+        "Call backward() once, on the sum of the losses: if a step takes as long, no pass was repeated.",
+    )
+    growing: ClassVar = Variant(
+        "Each token runs the model on all tokens before it again: keys and values are not kept",
+        "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new "
+        "one",
+        "Generate with use_cache=True: if the time per token still grows with the text, something else runs on all "
+        "tokens.",
+    )
+    encoded: ClassVar = Variant(
+        "The encoder runs again for each token, on an input of the same size as before",
+        "Limited by an encoder that is run for each token: {share} of the time goes into its passes after the first",
+        "Give the encoder's result to all passes after the first (encoder_outputs=…): if a token takes as long, the "
+        "encoder did not run again.",
+    )
+    projected: ClassVar = Variant(
+        "Rows are picked before a product, which multiplies each row of the table many times",
+        "Limited by products of picked rows: {share} of the time goes into multiplying the same rows again",
+        "Pick rows after the product: if the results differ, the rows were not those of one table; if the time stays "
+        "the same, their product was not the limit.",
+    )
     evidence: ClassVar = {
         "passes_per_step": "passes over a growing text, or of the encoder",
         "growth_factor": "tokens of the last of them over those of the first",
@@ -97,15 +107,6 @@ class Recomputation(StructureRule):
         "Run without checkpointing (with a smaller batch if memory requires it): if the time per sample stays the "
         "same, nothing ran twice."
     )
-    refutations: ClassVar = {
-        passes_title: "Call backward() once, on the sum of the losses: if a step takes as long, no pass was repeated.",
-        growing_title: "Generate with use_cache=True: if the time per token still grows with the text, something else "
-        "runs on all tokens.",
-        encoded_title: "Give the encoder's result to all passes after the first (encoder_outputs=…): if a token takes "
-        "as long, the encoder did not run again.",
-        projected_title: "Pick rows after the product: if the results differ, the rows were not those of one table; if "
-        "the time stays the same, their product was not the limit.",
-    }
     sequence = Limit(6, "This many kernels in the same order, a product or a norm among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
     most_share = Limit(
@@ -120,11 +121,11 @@ class Recomputation(StructureRule):
 
     def needless(self, finding: Finding) -> bool:
         """True for repeated tokens, encoder passes and products of rows, whose results exist already."""
-        return finding.title in (self.growing_title, self.encoded_title, self.projected_title)
+        return finding.variant in (self.growing, self.encoded, self.projected)
 
     def makes_launches(self, finding: Finding) -> bool:
         """True: the host issues repeated work again; only products of picked rows are launched as often without."""
-        return finding.title != self.projected_title
+        return finding.variant != self.projected
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
@@ -225,7 +226,7 @@ class Recomputation(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.growing_title,
+            variant=self.growing,
             confidence="high",
             evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
             bound_ns=time_of(facts.program, growing.share > 0) + facts.own_idle_ns,
@@ -239,7 +240,7 @@ class Recomputation(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.projected_title,
+            variant=self.projected,
             confidence="medium",  # shapes tell the size of what a product reads, not which tensor it is
             evidence={
                 "picked_products_per_step": projected.products / facts.steps,
@@ -256,7 +257,7 @@ class Recomputation(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.encoded_title,
+            variant=self.encoded,
             confidence="medium",  # the input has the same size; that it is the same is inferred
             evidence={"passes_per_step": encoders, "repeated_per_step": self._repeated_per_step(facts)},
             bound_ns=self._claimed_and_idle_ns(facts, claims),
@@ -269,7 +270,7 @@ class Recomputation(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.passes_title,
+            variant=self.passes,
             confidence="high",
             evidence={"repeated_per_step": self._repeated_per_step(facts), "backward_passes_per_step": passes},
             bound_ns=self._claimed_and_idle_ns(facts, claims),

@@ -12,7 +12,7 @@ from warplens.analysis.frames import largest
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.picking import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.attention import attention_masks
@@ -47,13 +47,17 @@ class UnusedResults(StructureRule):
     claimed = "all or nearly all of these products; of such passes, the share of rows that are not picked"
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
-    unread_title: ClassVar = "A large product is computed, and nothing reads its result"
-    unpicked_title: ClassVar = "Passes go over all rows of a tensor, of which few are picked right after"
-    headlines: ClassVar = {
-        unread_title: "Limited by results that nothing reads: {share} of the time goes into a product without a use",
-        unpicked_title: "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking "
-        "rows first",
-    }
+    unread: ClassVar = Variant(
+        "A large product is computed, and nothing reads its result",
+        "Limited by results that nothing reads: {share} of the time goes into a product without a use",
+        "Leave out the product (take hidden states of a model without its head): if a result differs, something reads "
+        "it.",
+    )
+    unpicked: ClassVar = Variant(
+        "Passes go over all rows of a tensor, of which few are picked right after",
+        "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking rows first",
+        "Pick rows before the passes: if the results differ, more rows were read.",
+    )
     evidence: ClassVar = {
         "unpicked_passes_per_step": "passes over all rows of a tensor of which few are picked",
         "unread_products_per_step": "products of whose result nothing or only a slice is read",
@@ -63,11 +67,6 @@ class UnusedResults(StructureRule):
         "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
         "more of them was read."
     )
-    refutations: ClassVar = {
-        unread_title: "Leave out the product (take hidden states of a model without its head): if a result differs, "
-        "something reads it.",
-        unpicked_title: "Pick rows before the passes: if the results differ, more rows were read.",
-    }
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
     most_read = Limit(1 / 16, "If more of a result is read, it is computed for a purpose.")
     saved_share = Limit(0.95, "The product for the slice stays, and reads all of its weights.")
@@ -186,7 +185,7 @@ class UnusedResults(StructureRule):
             return self.seen(
                 facts,
                 claims,
-                title=self.unpicked_title,
+                variant=self.unpicked,
                 confidence="medium",  # shapes tell the size of the tensor that is picked from, not which one it is
                 evidence={
                     "unpicked_passes_per_step": int(unpicked.work.sum()) / facts.steps,
@@ -199,7 +198,7 @@ class UnusedResults(StructureRule):
             return self.seen(
                 facts,
                 claims,
-                title=self.unread_title,
+                variant=self.unread,
                 confidence="medium",
                 evidence={"unread_products_per_step": int(unread.sum()) / facts.steps, "read_share": 0.0},
                 bound_ns=time_of(facts.program, unread)

@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.frameworks import framework_of
 from warplens.diagnosis.rule import Limit, first_of, remembered
 from warplens.diagnosis.structure import StructureRule, gathered_operands, time_beside, time_of
@@ -60,8 +60,16 @@ class ScatteredAccess(StructureRule):
         "added one by one"
     )
     title = "Rows are gathered and scattered one by one through memory"
-    dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
-    matrices_title: ClassVar = "A matrix is copied for each row, and a batched product reads the copies"
+    dense: ClassVar = Variant(
+        "Gradients of whole embedding tables are written and applied, although a step uses few rows",
+        refutation="Freeze the table in a test (table.weight.requires_grad_(False)): if the step is not faster, its "
+        "dense gradient was not the limit.",
+    )
+    matrices: ClassVar = Variant(
+        "A matrix is copied for each row, and a batched product reads the copies",
+        refutation="Sort a few rows by their matrix and multiply each group by one copy of it: if that is not faster, "
+        "the copies were not the limit.",
+    )
     evidence: ClassVar = {
         "scattered_per_step": "gathers, scatters and sorts of a step",
         "used_rows_share": "upper limit of the rows used per step, of the rows of tables with dense gradients",
@@ -70,12 +78,6 @@ class ScatteredAccess(StructureRule):
         "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, the number of bytes is the "
         "limit, not their order."
     )
-    refutations: ClassVar = {
-        dense_title: "Freeze the table in a test (table.weight.requires_grad_(False)): if the step is not faster, its "
-        "dense gradient was not the limit.",
-        matrices_title: "Sort a few rows by their matrix and multiply each group by one copy of it: if that is not "
-        "faster, the copies were not the limit.",
-    }
     thresholds = ("bandwidth_kernel_ns",)
     least_share = Limit(0.25, "Every network looks up embeddings; below a quarter of its time they are not the limit.")
     saved_share = Limit(
@@ -329,7 +331,7 @@ class ScatteredAccess(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=first_of((matrices, self.matrices_title), (dense is not None, self.dense_title), default=""),
+            variant=first_of((matrices, self.matrices), (dense is not None, self.dense), default=USUAL),
             confidence="medium",
             evidence={
                 "scattered_per_step": int(scattered.sum()) / facts.steps,

@@ -19,7 +19,7 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, range_names, time_by_range
-from warplens.diagnosis.findings import Confidence, Finding, Remedy
+from warplens.diagnosis.findings import USUAL, Confidence, Finding, Remedy, Variant
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     SEEN_IDLE,
@@ -247,11 +247,6 @@ class HostStall(Rule):
         "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step "
         "takes as long as before, that work was not the limit."
     )
-    waiting_title: ClassVar = "Before the next input the GPU has irregular pauses, as in a server without requests"
-    refutations: ClassVar = {
-        waiting_title: "Send more requests at a time: if the pauses go away, the program waited for requests, and the "
-        "host's work was not the limit."
-    }
 
     waiting = Limit(0.5, "A host that waits in most steps starts each step with an idle GPU.")
     mostly = Limit(0.5, "A remedy needs an activity of the host that takes most of the time of its pauses.")
@@ -271,7 +266,6 @@ class HostStall(Rule):
     )
     large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
-    starting_title: ClassVar = "The window has long host pauses that belong to no step, such as start-up or compilation"
     launches_long = Limit(100, "A pause as long as so many launches is other work, not an interrupted launch.")
     least_steps = Limit(3, "Of two alike steps, one has half of the time.")
     few_steps = Limit(1 / 16, "Of the steps with half of the time: twice as many, an eighth of all, then have pauses.")
@@ -279,34 +273,33 @@ class HostStall(Rule):
         8, "Without steps, a few pauses between a fetch and the next data may lie between two parts of a program."
     )
     results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, not data that the host works on.")
-    input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
-    round_trip_title: ClassVar = "Data are copied to the host, processed there, and copied back to the GPU"
     uneven_ratio = Limit(
         1.5,
         "Requests come at random: of exponential pauses, those this much longer than the median one have seven tenths "
         "of the time. Where the host works on data between two operations, they had a seventh at most.",
     )
-    results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
-    between_title: ClassVar = "Between the steps the GPU gets no work"
-    recurring_title: ClassVar = "Every few steps the host pauses for as long as several steps, as for a checkpoint"
-    headlines: ClassVar = {
-        between_title: "Limited by pauses between the steps: for {share} of the time the GPU got no work there",
-        waiting_title: "Limited by irregular pauses before the next input: for {share} of the time the GPU had none, "
-        "as in a server without requests",
-        recurring_title: "Limited by long pauses every few steps, as for checkpoints: for {share} of the time the GPU "
-        "got no work there",
-    }
-    compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
-    titles: ClassVar[Mapping[_Kind, str]] = {
-        "start-up": starting_title,
-        "recurring": recurring_title,
-        "compiling": compiling_title,
-        "requests": waiting_title,
-        "round-trip": round_trip_title,
-        "results": results_title,
-        "input": input_title,
-        "between-steps": between_title,
-        "unknown": title,
+    variants: ClassVar[Mapping[_Kind, Variant]] = {
+        "start-up": Variant("The window has long host pauses that belong to no step, such as start-up or compilation"),
+        "recurring": Variant(
+            "Every few steps the host pauses for as long as several steps, as for a checkpoint",
+            "Limited by long pauses every few steps, as for checkpoints: for {share} of the time the GPU got no work "
+            "there",
+        ),
+        "compiling": Variant("The host compiles or loads code in the middle of the steps, and the GPU waits for it"),
+        "requests": Variant(
+            "Before the next input the GPU has irregular pauses, as in a server without requests",
+            "Limited by irregular pauses before the next input: for {share} of the time the GPU had none, as in a "
+            "server without requests",
+            "Send more requests at a time: if the pauses go away, the program waited for requests, and the host's work "
+            "was not the limit.",
+        ),
+        "round-trip": Variant("Data are copied to the host, processed there, and copied back to the GPU"),
+        "results": Variant("The host works on results that it has read back, and the GPU runs out of work"),
+        "input": Variant("The host is busy until it sends the next data to the GPU, which runs out of work"),
+        "between-steps": Variant(
+            "Between the steps the GPU gets no work",
+            "Limited by pauses between the steps: for {share} of the time the GPU got no work there",
+        ),
     }
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation, evaluation or a checkpoint.")
 
@@ -546,7 +539,7 @@ class HostStall(Rule):
         found = self.raised(
             facts,
             claimed,
-            title=self.titles[activity.kind],
+            variant=self.variants.get(activity.kind, USUAL),
             confidence="low" if starting or activity.waits else _confidence(facts, few),
             evidence={
                 **seen_idle(facts, claims, self.id),

@@ -9,7 +9,7 @@ import polars as pl
 
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import work_grows
 from warplens.diagnosis.structure import StructureRule
@@ -30,11 +30,11 @@ class SlowingGpu(StructureRule):
     claimed = "time beyond that of the first steps"
     headline = "The GPU gets slower: {share} of the time is extra time of kernels that were faster in the first steps"
     title = "The same kernels take longer in later steps"
-    single_title: ClassVar = "One kind of kernel takes longer in later steps: the clock falls, or its work grows"
-    headlines: ClassVar = {
-        single_title: "One kind of kernel gets slower, by a falling clock or by more work: {share} of the time is "
-        "extra time of kernels that were faster in the first steps"
-    }
+    single: ClassVar = Variant(
+        "One kind of kernel takes longer in later steps: the clock falls, or its work grows",
+        "One kind of kernel gets slower, by a falling clock or by more work: {share} of the time is extra time of "
+        "kernels that were faster in the first steps",
+    )
     evidence: ClassVar = {
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
     }
@@ -173,7 +173,7 @@ class SlowingGpu(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.single_title if single else "",
+            variant=self.single if single else USUAL,
             confidence="low" if single else "medium",
             evidence={"last_to_first_factor": self._factor(facts)},
             bound_ns=2 * claims.busy_ns(self.id),

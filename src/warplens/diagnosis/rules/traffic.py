@@ -13,9 +13,9 @@ import polars as pl
 
 from warplens.analysis.frames import sums_between
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS_HEADLINE, TERMS_TITLE, contracted
+from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy, Variant
 from warplens.diagnosis.folds import folded
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
@@ -26,9 +26,9 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 
 @dataclass(frozen=True)
 class Cause:
-    """What takes most of the time of a finding: its title, and how it is mended."""
+    """What takes most of the time of a finding: its variant, and how it is mended."""
 
-    title: str
+    variant: Variant
     remedies: tuple[Remedy, ...] = ()  #: of this cause alone; the first one has the gain of the finding
     gain: Gain | None = None  #: replayed gain of its first remedy; None for the gain of the claim
     informs: bool = False  #: whether it only informs
@@ -87,27 +87,33 @@ class UnfusedChain(StructureRule):
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
         "of the casts and copies that make operands of products, and nearly all of the passes over terms of a product"
     )
-    casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
-    loss_title: ClassVar = "The loss makes a separate pass over all scores for each operation"
-    copies_title: ClassVar = "Copies to other layouts or formats lie between the matrix products"
-    operands_title: ClassVar = "Operands of products are made anew each time, which takes longer than the products"
-    headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
-    masks_title: ClassVar = "Each layer makes its attention mask or bias anew, in passes over all queries and keys"
-    folded_title: ClassVar = "Batch norms of inference make passes of their own after the convolutions"
-    headlines: ClassVar = {
-        folded_title: "Limited by passes between convolutions: folding norms into them and fusing the rest could save "
-        "{share} of the time",
-        TERMS_TITLE: TERMS_HEADLINE,
-        masks_title: "Limited by attention masks that each layer makes anew: making them once could save {share} of "
-        "the time",
-        casts_title: "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
-        copies_title: "Limited by copies to other layouts or formats between products: avoiding them could save "
-        "{share} of the time",
-        operands_title: "Limited by copies of operands: making them once, or not at all, could save {share} of the "
+    casts: ClassVar = Variant(
+        "Weights are cast to 16 bits before each product, every time",
+        "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
+    )
+    loss: ClassVar = Variant(
+        "The loss makes a separate pass over all scores for each operation",
+        "Limited by the loss: its scores go through memory several times, and a fused loss could save {share} of the "
         "time",
-        loss_title: "Limited by the loss: its scores go through memory several times, and a fused loss could save "
-        "{share} of the time",
-    }
+    )
+    copies: ClassVar = Variant(
+        "Copies to other layouts or formats lie between the matrix products",
+        "Limited by copies to other layouts or formats between products: avoiding them could save {share} of the time",
+    )
+    operands: ClassVar = Variant(
+        "Operands of products are made anew each time, which takes longer than the products",
+        "Limited by copies of operands: making them once, or not at all, could save {share} of the time",
+    )
+    headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
+    masks: ClassVar = Variant(
+        "Each layer makes its attention mask or bias anew, in passes over all queries and keys",
+        "Limited by attention masks that each layer makes anew: making them once could save {share} of the time",
+    )
+    folded: ClassVar = Variant(
+        "Batch norms of inference make passes of their own after the convolutions",
+        "Limited by passes between convolutions: folding norms into them and fusing the rest could save {share} of "
+        "the time",
+    )
     evidence: ClassVar = {
         "chains_per_step": "unbroken sequences of at least four passes",
         "passes_per_chain_factor": "passes in each, on average",
@@ -453,7 +459,7 @@ class UnfusedChain(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=cause.title,
+            variant=cause.variant,
             confidence="medium",
             evidence={
                 "chains_per_step": len(passes.chains) / facts.steps,
@@ -507,21 +513,21 @@ class UnfusedChain(StructureRule):
         if not _are_most(facts, passes.claimed, masks > 0):
             return None
         remedies = (_ONE_MASK, *passes.keeping_layout)
-        return Cause(self.masks_title, remedies, gain=facts.replayed(time=masks, calls=masks))
+        return Cause(self.masks, remedies, gain=facts.replayed(time=masks, calls=masks))
 
     def _terms_as_cause(self, facts: Facts, passes: _ClaimedPasses) -> Cause | None:
         """Terms of a product that go through memory."""
         terms = self._terms(facts)
         if not _are_most(facts, passes.claimed, terms > 0):
             return None
-        return Cause(TERMS_TITLE, (ONE_PRODUCT,), gain=facts.replayed(time=terms))
+        return Cause(TERMS, (ONE_PRODUCT,), gain=facts.replayed(time=terms))
 
     def _operands_as_cause(self, facts: Facts, passes: _ClaimedPasses) -> Cause | None:
         """Casts and copies of operands, whose remedies are those of `_of_operands`."""
         if not passes.are_operands:
             return None
-        title = self.casts_title if passes.are_casts else self.operands_title
-        return Cause(title, gain=self._gain_of_kept_operands(facts, passes.made))
+        variant = self.casts if passes.are_casts else self.operands
+        return Cause(variant, gain=self._gain_of_kept_operands(facts, passes.made))
 
     def _loss_as_cause(self, facts: Facts, claims: Claims, passes: _ClaimedPasses) -> Cause | None:
         """A loss of several passes. Small models over large vocabularies have such losses without a real fault."""
@@ -529,23 +535,23 @@ class UnfusedChain(StructureRule):
         if not _are_most(facts, passes.claimed, of_loss):
             return None
         gain = self._gain_of_fused_loss(facts, claims, of_loss)
-        return Cause(self.loss_title, _FUSED_LOSS, gain=gain, warning=facts.thresholds.unsure_warning_ceiling)
+        return Cause(self.loss, _FUSED_LOSS, gain=gain, warning=facts.thresholds.unsure_warning_ceiling)
 
     def _norms_as_cause(self, facts: Facts) -> Cause | None:
         """Norms that convolutions could include, however much they take of the claimed time."""
         if not self._folded(facts).any():
             return None
-        return Cause(self.folded_title, (_FOLDED,), gain=self._gain_of_folding(facts))
+        return Cause(self.folded, (_FOLDED,), gain=self._gain_of_folding(facts))
 
     def _chains_as_cause(self, facts: Facts, passes: _ClaimedPasses, narrow: _NarrowFirst | None) -> Cause:
         """Chains of passes, or copies between products if there are no chains."""
         gain = narrow.gain if narrow is not None else None
         if not passes.chains:
-            return Cause(self.copies_title, passes.keeping_layout, gain=gain)
+            return Cause(self.copies, passes.keeping_layout, gain=gain)
         kinds = _kinds(facts, passes.members)
         usual = self._chains_are_usual(facts, passes)
-        title = f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"
-        return Cause(title, gain=gain, informs=usual, by_fusing=narrow is None)
+        variant = Variant(f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}")
+        return Cause(variant, gain=gain, informs=usual, by_fusing=narrow is None)
 
     def _chains_are_usual(self, facts: Facts, passes: _ClaimedPasses) -> bool:
         """Whether chains take no more than in healthy programs, and no other cause is there."""

@@ -11,7 +11,7 @@ import numpy as np
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
@@ -91,7 +91,7 @@ class HostSync(Rule):
     thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
     precedence = "certain"
 
-    crowded_title: ClassVar = "The host waits for the GPU after every few launches, and never gets ahead of it"
+    crowded: ClassVar = Variant("The host waits for the GPU after every few launches, and never gets ahead of it")
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
@@ -318,11 +318,11 @@ class HostSync(Rule):
         return self.raised(
             facts,
             claimed,
-            title=first_of(
-                (checked, "The host reads back whether each tensor holds a NaN, as anomaly detection does"),
-                (looped, "A loop reads a value back for every item, and the GPU runs dry each time"),
-                (facts.waits_crowded, self.crowded_title),
-                default="",
+            variant=first_of(
+                (checked, Variant("The host reads back whether each tensor holds a NaN, as anomaly detection does")),
+                (looped, Variant("A loop reads a value back for every item, and the GPU runs dry each time")),
+                (facts.waits_crowded, self.crowded),
+                default=USUAL,
             ),
             confidence="high" if facts.sure and inside else "medium",
             evidence={

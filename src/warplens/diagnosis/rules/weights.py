@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.fitting import is_served
 from warplens.diagnosis.rule import Limit, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
@@ -42,10 +42,10 @@ class WeightBound(StructureRule):
     )
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
-    slow_title: ClassVar = "Products have so few rows that more would hardly take longer"
-    headlines: ClassVar = {
-        slow_title: "Limited by products of few rows: a larger batch would save {share} of the time per unit of work"
-    }
+    slow: ClassVar = Variant(
+        "Products have so few rows that more would hardly take longer",
+        "Limited by products of few rows: a larger batch would save {share} of the time per unit of work",
+    )
     evidence: ClassVar = {
         "affected_ns": "GPU time of these products and of all other work that a batch shares or fills",
         "rows_count": "rows of such a product; only where shapes are recorded",
@@ -133,7 +133,7 @@ class WeightBound(StructureRule):
         found = self.seen(
             facts,
             claims,
-            title="" if reads else self.slow_title,
+            variant=USUAL if reads else self.slow,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
             evidence={"rows_count": self._most_rows(facts, claimed & self._narrow(facts)), **weights},
             whole_share=self._whole_share(facts, count),

@@ -96,7 +96,7 @@ _RECAPTURE: Final = (
 )
 
 #: Idle causes that are not the host's, in words.
-_NOT_THE_HOST: Final = {
+NOT_THE_HOST: Final = {
     "dependency": "waiting for work of another stream or GPU",
     "submission": "work held back by the driver or another program",
     "profiler": "the profiler blocking the host",
@@ -224,14 +224,13 @@ class IncompleteProfile(Rule):
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
         """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
         idle = unexplained_idle_ns(facts, claims)
-        share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
-        worst = max(_NOT_THE_HOST, key=facts.idle)
+        share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in NOT_THE_HOST}
+        worst = max(NOT_THE_HOST, key=facts.idle)
         shortened = predicted(facts, *CHANGES) >= facts.thresholds.raise_ceiling
         why = "no finding explains" if shortened else "no change that can be modelled shortens"
         finding = self.described(
             facts,
-            title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
-            f"{_NOT_THE_HOST[worst]}"
+            title=f"The GPU is idle for reasons that the profile names but cannot explain: mostly {NOT_THE_HOST[worst]}"
             if facts.idle(worst)
             else f"The GPU is idle while the host is busy, and {why} these pauses",
             confidence="low",
