@@ -1279,16 +1279,53 @@ def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, 
     assert (finding is not None) is (found and read == [16, 2])
 
 
+SCORES = [16, 512, 32_000]
+OF_PLACES = ("aten::add aten::slice", ([[16, 8]], [[16, 512]]), DIRECT_COPY, 2)
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ([OF_PLACES], True),  # of the likeliest word of each place
+        ([("aten::topk aten::select", ([[16, 32_000]], [SCORES]), DIRECT_COPY, 2)], True),  # of their chances
+        ([("aten::add", [[16, 8]], DIRECT_COPY, 2)], False),  # nothing shows a slice
+        ([OF_PLACES, ("aten::add", [[16, 512]], DIRECT_COPY, 2)], False),  # all of them are read
+        ([("aten::add aten::slice", ([[16, 400]], [[16, 512]]), DIRECT_COPY, 2)], False),  # most of it
+        ([], False),
+    ],
+)
+def test_a_slice_may_be_taken_after_passes_over_all_rows_of_scores(
+    after: list[tuple[str, object, str, int]], found: bool
+) -> None:
+    """The passes are for nothing as well, and so are those of a turn before, after which the model runs again."""
+    model = [("aten::mm", [[8192, 64], [64, 64]], BF16_GEMM, 700)]
+    scores = [
+        ("aten::mm", [[8192, 64], [64, 32_000]], BF16_GEMM, 300),
+        ("aten::copy_", [SCORES, SCORES, []], DIRECT_COPY, 100),
+        ("aten::_softmax", [SCORES, [], []], SOFTMAX, 100),
+        ("aten::argmax", [SCORES, [], []], ARGMAX, 100),
+    ]
+    finding = _picking([*model, *scores, *after, *model, *scores, *after]).finding("unused-results")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert finding.evidence["unread_products_per_step"] == 2
+        assert finding.expected == pytest.approx(1302 / (702 + 0.05 * 600), rel=0.05)
+
+
 def _picking(work: list[tuple[str, object, str, int]], types: str | None = None) -> Diagnosis:
-    """Three steps of this work: operator (and the one around it, after a blank), shapes, kernel and microseconds."""
+    """Three steps of this work: operator (and the one around it, after a blank), shapes, kernel and microseconds.
+
+    Shapes are a pair where those of the operator around it are others.
+    """
     kernels, calls, ranges, copies, now = [], [], [], [], 0
     for _ in range(3):
         began = now
-        for named, shapes, full_name, length in work:
+        for named, given, full_name, length in work:
             name, _, outer = named.partition(" ")
             number, short = len(calls) + 1, full_name.rpartition("::")[2].partition("<")[0]
+            shapes, around = given if isinstance(given, tuple) else (given, given)
             if outer:
-                ranges.append(operator(now, now + 3 * US, outer, shapes=json.dumps(shapes)))
+                ranges.append(operator(now, now + 3 * US, outer, shapes=json.dumps(around)))
             ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)) | {"input_types": types})
             calls.append(launch(now + US, now + 2 * US, number))
             begin = now + 5 * US

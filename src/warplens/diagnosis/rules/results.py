@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,10 +20,20 @@ from warplens.diagnosis.rules.kernels import busy_with, tiles
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
+#: Labels of passes that may handle each row of scores by itself, such as casts, a softmax and the largest of each.
+_BY_ROWS: Final = ("elementwise", "copy-cast", "softmax", "reduction", "gather-scatter", "sort-topk", "memset")
 #: Operators that make a view of a part of a tensor, without a kernel.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
 #: Most numbers that a thread of a pass handles.
 _OF_A_THREAD: Final = 16
+
+
+class _Unread(NamedTuple):
+    """Work whose results are not read, or of which only a slice is."""
+
+    products: Bools
+    passes: Bools  #: passes that handle the rows of such a product before a slice is taken
+    read: float  #: the largest share that is read of one
 
 
 class UnusedResults(StructureRule):
@@ -39,12 +49,16 @@ class UnusedResults(StructureRule):
     )
     raised_when = (
         "in inference, a matrix product takes at least a twentieth of the time, and later work of its step reads at "
-        "most a sixteenth of its result; in training, by recorded shapes, nothing in the whole window reads as many "
-        "numbers as its result has, not even in parts; or casts and arithmetic pass over all rows of a tensor right "
+        "most a sixteenth of its result, at once or, by recorded shapes, after passes over its rows, such as a "
+        "softmax; in training, by recorded shapes, nothing in the whole window reads as many numbers as its result "
+        "has, not even in parts; or casts and arithmetic pass over all rows of a tensor right "
         "before at most half of them are picked by index, and nothing else reads it (by recorded shapes); and it costs "
         "2 %"
     )
-    claimed = "all or nearly all of these products; of such passes, the share of rows that are not picked"
+    claimed = (
+        "all or nearly all of these products, and of passes over the rows of their results; of other passes, the share "
+        "of rows that are not picked"
+    )
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
     unread: ClassVar = Variant(
@@ -79,20 +93,20 @@ class UnusedResults(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share saved of these products and passes."""
-        saved = 1.0 if facts.trains else float(self.saved_share)
-        share, unpicked = np.where(self._unread(facts)[0], saved, 0.0), unpicked_passes(facts)
+        saved, unread = 1.0 if facts.trains else float(self.saved_share), self._unread(facts)
+        share, unpicked = np.where(unread.products | unread.passes, saved, 0.0), unpicked_passes(facts)
         return share if unpicked is None or share.any() else unpicked.share
 
     @remembered
-    def _unread(self, facts: Facts) -> tuple[Bools, float]:
-        """Products of whose result only a slice is read, and the largest share that is read of one."""
+    def _unread(self, facts: Facts) -> _Unread:
+        """Products of whose result only a slice is read, the passes before that, and the largest share that is read."""
         program = facts.program
-        unread = np.zeros(facts.work.height, dtype=np.bool_)
+        unread, passes = np.zeros((2, facts.work.height), dtype=np.bool_)
         products = program.labelled("gemm") & ~program.marked("vector-product")
         if not products.any() or time_of(program, products) < self.least_share * facts.busy_ns:
-            return unread, 0.0
+            return _Unread(unread, passes, 0.0)
         if facts.trains:
-            return self._never_read(facts, products), 0.0
+            return _Unread(self._never_read(facts, products), passes, 0.0)
         shapes = program.shapes()
         has_shapes = shapes.null_count() < shapes.len()
         most = 0.0
@@ -103,7 +117,8 @@ class UnusedResults(StructureRule):
             if not has_shapes:
                 places = places[-1:]  # without shapes, the readers are known only for the last product
             # Each product has to be large; a layer's products together may be, but the next layer reads their results.
-            for place in places[program.own_ns[rows[places]] >= self.least_share * time_of(program, rows)].tolist():
+            large = places[program.own_ns[rows[places]] >= self.least_share * time_of(program, rows)]
+            for place in large.tolist():
                 later = rows[place + 1 :]
                 read = (
                     self._read_by_shapes(facts, int(rows[place]), later, shapes)
@@ -112,7 +127,51 @@ class UnusedResults(StructureRule):
                 )
                 if read is not None and read <= self.most_read:
                     unread[rows[place]], most = True, max(most, read)
-        return unread, most
+            if has_shapes and not unread[rows].any():
+                read = self._read_after_passes(facts, rows, large, unread, passes)
+                most = max(most, read)
+        return _Unread(unread, passes, most)
+
+    def _read_after_passes(self, facts: Facts, rows: Int64s, large: Int64s, unread: Bools, passes: Bools) -> float:
+        """Share that is read of the result of the last large product of a step, after passes over its rows.
+
+        Equal products before it, as those of earlier turns of a loop, have the same readers. All are noted in `unread`
+        and `passes`. 0 if no slice is taken, or too much is read.
+        """
+        program, shapes = facts.program, facts.program.shapes()
+        if not len(large):
+            return 0.0
+        last = int(large[-1])
+        count, width = _matrix(shapes[int(rows[last])])
+        wide = self._by_rows(facts, rows[last + 1 :], count * width)
+        after = rows[last + 1 + wide :]
+        starts = facts.work["launch_start_ns"]
+        # Slices that passes read are of something else, such as the labels of a loss.
+        begin, ends = starts[int(rows[last + wide])], starts.gather(after).drop_nulls()
+        if not wide or begin is None or not len(ends):
+            return 0.0
+        sliced = {math.prod(shape) for shape in first_shapes(facts, _SLICES, begin, largest(ends) or begin)}
+        size = next((size for size in (count, count * width) if size in sliced), 0)
+        read = max((max(_sizes(text) or [0], default=0) for text in shapes.gather(after).to_list()), default=0)
+        if not size or shapes.gather(after).null_count() or read > self.most_read * size:
+            return 0.0
+        keys = program.launched_as(rows)
+        same = large[(keys[large] == keys[last]) & (shapes.gather(rows[large]) == shapes[int(rows[last])]).to_numpy()]
+        for place in same.tolist():
+            unread[rows[place]] = True
+            begins = rows[place + 1 : place + 1 + wide]
+            passes[begins] = np.array_equal(keys[place + 1 : place + 1 + wide], keys[last + 1 : last + 1 + wide])
+        return read / size
+
+    def _by_rows(self, facts: Facts, later: Int64s, size: int) -> int:
+        """How many pieces right after a product pass over its result of this size, row by row."""
+        of_rows = facts.program.labelled(*_BY_ROWS)
+        count = 0
+        for row, text in zip(later.tolist(), facts.program.shapes().gather(later).to_list(), strict=True):
+            if not of_rows[row] or size not in (_sizes(text) or []):
+                break
+            count += 1
+        return count
 
     def _never_read(self, facts: Facts, products: Bools) -> Bools:
         """Large products of whose result no work of the window takes as many numbers, and no operator takes a part.
@@ -179,7 +238,7 @@ class UnusedResults(StructureRule):
         return (math.inf if math.isnan(threads) else threads * _OF_A_THREAD) / size if size else None
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        unread, read = self._unread(facts)
+        unread, passes, read = self._unread(facts)
         unpicked = None if unread.any() else unpicked_passes(facts)
         if unpicked is not None:
             return self.seen(
@@ -209,9 +268,9 @@ class UnusedResults(StructureRule):
         return self.seen(
             facts,
             claims,
-            confidence="high" if not facts.program.shapes().is_null().all() else "medium",
+            confidence="high" if not (facts.program.shapes().is_null().all() or passes.any()) else "medium",
             evidence={"unread_products_per_step": int(unread.sum()) / facts.steps, "read_share": read},
-            bound_ns=time_of(facts.program, unread) + facts.own_idle_ns,
+            bound_ns=time_of(facts.program, unread | passes) + facts.own_idle_ns,
             remedies=(
                 Remedy(
                     "Compute only what is read",
@@ -356,9 +415,15 @@ def _sizes(shapes: str | None) -> list[int] | None:
     return None if shapes is None else [math.prod(shape) for shape in tensors_of(shapes)]
 
 
-def _result(shapes: str | None) -> int:
-    """Numbers of the result of a product of two matrices, by the shapes of its inputs; 0 if unknown."""
+def _matrix(shapes: str | None) -> tuple[int, int]:
+    """Rows and columns of the result of a product of two matrices, by the shapes of its inputs; zeros if unknown."""
     matrices = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
     if len(matrices) < 2 or matrices[-2][-1] != matrices[-1][-2]:
-        return 0
-    return int(math.prod(matrices[-2][:-1]) * matrices[-1][-1])
+        return 0, 0
+    return int(math.prod(matrices[-2][:-1])), int(matrices[-1][-1])
+
+
+def _result(shapes: str | None) -> int:
+    """Numbers of the result of a product of two matrices, by the shapes of its inputs; 0 if unknown."""
+    rows, columns = _matrix(shapes)
+    return rows * columns
