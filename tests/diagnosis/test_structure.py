@@ -1995,6 +1995,53 @@ def test_larger_batches_and_longer_inputs_are_no_text_without_a_cache(
     assert any("keys and values are not kept" in title for title in titles) is found
 
 
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("again", True),
+        ("in another layout", True),  # keys and values are copied, which is for nothing as well
+        ("after a wide pass", False),  # which may make another input
+        ("no token", False),  # a loop over other rows of the same table
+        ("new input", False),
+        ("few rows", False),  # a product for tokens, which reads its weights
+        ("one in a turn", False),  # as for the scores of words
+        ("not as often", False),
+    ],
+)
+def test_products_over_an_input_that_stays_are_computed_again_for_each_token(kind: str, found: bool) -> None:
+    layers = 1 if kind == "one in a turn" else 3
+    wide = f"nvjet_sm90_tst_{'24' if kind == 'few rows' else '192'}x192_64x4_1x2_h_bz_coopB_bias_TNN"
+    narrow = "nvjet_sm90_tst_24x64_64x16_4x2_h_bz_bias_TNN"
+
+    def step(machine: Machine) -> None:
+        for token in range(6):
+            if kind != "no token":
+                machine.launch(3 * US, PICK, grid=(128, 1, 1))
+            if kind == "new input":
+                machine.copy(5 * US, 1024, pinned=True)
+            for _ in range(layers - (kind == "not as often" and token == 3)):
+                if kind == "after a wide pass":
+                    machine.launch(50 * US, GELU, grid=(65_536, 1, 1))
+                machine.launch(800 * US, wide, grid=(132, 1, 1))
+                if kind == "in another layout":
+                    machine.launch(100 * US, DIRECT_COPY, grid=(65_536, 1, 1))
+                machine.launch(4 * US, LAYER_NORM, grid=(128, 1, 1))
+                machine.launch(5 * US, narrow, grid=(88, 1, 1))
+                machine.launch(120 * US, FLASH, grid=(2_048, 1, 1))
+                machine.launch(5 * US, narrow, grid=(88, 1, 1))
+            machine.launch(3 * US, ARGMAX, grid=(128, 1, 1))
+
+    finding = verdict(step).finding("recomputation")
+    assert (finding is not None) is found
+    if finding is not None:
+        wide_us = 900 if kind == "in another layout" else 800
+        assert finding.title.startswith("Products over an input that stays")
+        assert finding.evidence["passes_per_step"] == 6
+        others = 6 * (3 * 134 + 6)
+        assert finding.expected == pytest.approx((18 * wide_us + others) / (3 * wide_us + others), rel=0.03)
+        assert finding.bound >= finding.expected
+
+
 @pytest.mark.parametrize("kind", ["again", "new input", "one token", "no text"])
 def test_an_encoder_whose_input_stays_while_a_text_grows_is_run_again(kind: str) -> None:
     """Not where the host sends something new, where nothing grows, or where the text keeps its size."""

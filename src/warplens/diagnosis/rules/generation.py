@@ -13,6 +13,7 @@ from warplens.analysis.headroom.shapes import tensors_with_lists
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
+from warplens.diagnosis.rules.kernels import tile_sides, tiles
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Least passes over a growing text: fewer grids may grow evenly by chance.
@@ -44,6 +45,18 @@ _STRETCH: Final = 24
 _TRIES: Final = 16
 #: Copies to the GPU from this size on may be the input of an encoder; a token, a mask or a position is smaller.
 _INPUT_BYTES: Final = 65_536
+#: Least part of the time that products over an input take, for them to be worth a search.
+_LEAST_SHARE: Final = 0.1
+#: Least side of their tiles: products for the tokens of a few texts have a side of fewer rows.
+_LEAST_SIDE: Final = 128
+#: Least of them in a turn: the product that scores the words of a turn is one.
+_LEAST_IN_A_TURN: Final = 2
+#: Least part of the peak rate that such a product reaches, and the most columns of its result: they bound its input.
+_REACHED_SHARE: Final = 0.3
+_MOST_COLUMNS: Final = 16_384
+#: Most numbers that a thread writes: in passes, and in norms, which go over a row with few threads.
+_OF_A_THREAD: Final = 16
+_OF_A_NORMS_THREAD: Final = 64
 #: Approximate duration of a kernel for one token: it starts and reads its weights.
 _OF_A_TOKEN_NS: Final = 5_000
 
@@ -222,6 +235,99 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
             again[rows[first : last + 1]] = True
         counts.append(len(begins))
     return again, float(np.mean(counts)) if counts else 1.0
+
+
+@once
+def projected_for_each_token(facts: Facts) -> tuple[Bools, float]:
+    """Products over an unchanged input in the turns after the first, and turns per step; none if the program trains.
+
+    Each turn looks up the token that the turn before chose, and nothing is sent to the GPU. Equal products take much of
+    the time, as often in each turn. No other kernel before them writes as many numbers as they read: so their input
+    exists before the turns, as that of keys and values for attention to a picture, a recording or a text does.
+    """
+    program = facts.program
+    again = np.zeros(facts.work.height, dtype=np.bool_)
+    counts: list[int] = []
+    if facts.trains:
+        return again, 1.0
+    is_sent = program.having("label", "host-to-device")
+    for rows in (*program.by_step(), program.order):
+        if rows is program.order and counts:
+            break  # a step may be one token: then the turns are steps
+        places = np.flatnonzero(program.is_kernel[rows])
+        kernels = rows[places]
+        turns = _wide_products(facts, kernels) if len(kernels) <= _MOST_KERNELS else None
+        if turns is None or is_sent[rows[places[turns[0, 0]] : places[turns[-1, -1]]]].any():
+            continue
+        if not _input_stays(facts, kernels, turns):
+            continue
+        copies = program.labelled("copy-cast")[kernels]
+        for place in turns[1:].ravel().tolist():
+            stop = place + 1
+            while stop < len(kernels) and copies[stop]:  # keys and values, in another layout
+                stop += 1
+            again[kernels[place:stop]] = True
+        counts.append(len(turns))
+    return again, float(np.mean(counts)) if counts else 1.0
+
+
+def _wide_products(facts: Facts, kernels: Int64s) -> Int64s | None:
+    """Places among these kernels of the equal products with the most time, shape (turns, products of a turn).
+
+    None if they take little time, or if there are not as many of them in each turn, between one chosen token and the
+    next. Each turn looks its token up before them.
+    """
+    program, own_ns = facts.program, facts.program.own_ns[kernels]
+    places = np.flatnonzero(program.labelled("gemm")[kernels])
+    if not len(places):
+        return None
+    codes = program.launched_as(kernels[places])
+    kinds, numbers = np.unique(codes, return_inverse=True)
+    spent = np.bincount(numbers, weights=own_ns[places], minlength=len(kinds))
+    wide = places[numbers == spent.argmax()]
+    is_wide = (tile_sides(facts, kernels[wide[:1]]) >= _LEAST_SIDE).all()  # not if unknown
+    if spent.max() < _LEAST_SHARE * own_ns.sum() or not is_wide:
+        return None
+    chosen = np.flatnonzero((program.marked("searching") | program.labelled("random"))[kernels])
+    turn = np.searchsorted(chosen, wide)
+    begins = np.flatnonzero(np.r_[True, turn[1:] != turn[:-1]])
+    counts = np.diff(np.r_[begins, len(wide)])
+    if len(begins) < _LEAST_TURNS or counts[0] < _LEAST_IN_A_TURN or (counts != counts[0]).any():
+        return None
+    looked_up = np.flatnonzero(program.labelled("gather-scatter")[kernels])
+    before = np.r_[-1, chosen][np.searchsorted(chosen, wide[begins])]  # the last choice before each turn
+    is_looked_up = np.searchsorted(looked_up, wide[begins]) > np.searchsorted(looked_up, before)
+    return wide.reshape(len(begins), -1) if is_looked_up[1:].all() else None
+
+
+def _input_stays(facts: Facts, kernels: Int64s, turns: Int64s) -> bool:
+    """Whether no other kernel of a turn, up to its last wide product, writes as many numbers as such a product reads.
+
+    Attention to what they make does not count, nor do passes right after them. By the least numbers that a product of
+    their duration reads, and the most that the grids of other kernels write.
+    """
+    program, wide = facts.program, turns.ravel()
+    precision = facts.work["precision"][int(kernels[wide[0]])] or "bf16"
+    rates = [peaks.flops_per_s.get(precision, 0.0) for peaks in facts.peaks]
+    time_s = float(np.median(program.own_ns[kernels[wide]])) / 1e9
+    read = time_s * _REACHED_SHARE * min(rates, default=0.0) / (2 * _MOST_COLUMNS)
+    norms = program.labelled("normalization")[kernels]
+    written = program.threads(kernels) * np.where(norms, _OF_A_NORMS_THREAD, _OF_A_THREAD)
+    products = program.products[kernels] & ~program.marked("vector-product")[kernels]
+    written[products] = (program.blocks(kernels) * tiles(facts, kernels))[products]
+    counts = ~program.labelled("attention")[kernels]
+    counts[wide] = False
+    passes = program.passes[kernels]
+    for place in wide.tolist():
+        stop = place + 1
+        while stop < len(kernels) and passes[stop] and not norms[stop]:
+            stop += 1
+        counts[place:stop] = False
+    inside = np.zeros(len(kernels), dtype=np.bool_)
+    chosen = np.r_[-1, np.flatnonzero((program.marked("searching") | program.labelled("random"))[kernels])]
+    for first, last in turns[1:, [0, -1]].tolist():
+        inside[chosen[np.searchsorted(chosen, first) - 1] + 1 : last] = True
+    return bool(read) and bool((written[inside & counts] <= read / 2).all())  # nan, which is unknown, is not
 
 
 def _stretches(codes: Int64s, own_ns: Int64s) -> tuple[Int64s, int]:

@@ -488,15 +488,21 @@ def filled_share(facts: Facts) -> Float64s:
 
 def tiles(facts: Facts, rows: Int64s) -> Float64s:
     """Numbers of the result that a block of these products computes at a time, by kernel names; nan if unknown."""
-    return _tile_areas(facts)[facts.program.name_codes[rows]]
+    areas: Float64s = tile_sides(facts, rows).prod(axis=1)
+    return areas
+
+
+def tile_sides(facts: Facts, rows: Int64s) -> Float64s:
+    """Rows and columns that a block of these products computes at a time, shape (n, 2); nan if unknown."""
+    return _tile_sides(facts)[facts.program.name_codes[rows]]
 
 
 @once
-def _tile_areas(facts: Facts) -> Float64s:
+def _tile_sides(facts: Facts) -> Float64s:
     """The same for each of `Program.full_names`."""
     matches = [_TILES.search(text) for text in facts.program.full_names()]
-    areas = [float(match[1]) * float(match[2]) if match else math.nan for match in matches]
-    return np.array(areas or [math.nan])
+    sides = [(float(match[1]), float(match[2])) if match else (math.nan, math.nan) for match in matches]
+    return np.array(sides or [(math.nan, math.nan)])
 
 
 #: Causes of programs that decode a text, whose equal passes each make the token of the next one.

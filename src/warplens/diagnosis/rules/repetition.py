@@ -12,7 +12,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.picking import Projected, projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
-from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes
+from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes, projected_for_each_token
 from warplens.diagnosis.structure import (
     StructureRule,
     backward_work,
@@ -60,13 +60,15 @@ class Recomputation(StructureRule):
         "sequences of the forward pass's kernels recur in the backward pass, or the backward pass repeats with far "
         "more products than the forward pass; or in inference at least six passes launch the same kernels on evenly "
         "growing grids, or at least four passes of an encoder launch the same kernels on the same grids before work on "
-        "a growing text, with nothing sent to the GPU in between; or a product of at least twice as many rows as a "
+        "a growing text, with nothing sent to the GPU in between; or at least four turns, each with the token that the "
+        "last one chose, run the same products on the same grids, and nothing before them writes as much as they read; "
+        "or a product of at least twice as many rows as a "
         "table has reads rows that were picked from it right before (by recorded shapes); and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
-        "one token in each; of those of an encoder, all but the first; of products of picked rows, and passes beside "
-        "them, what repeats for a row of the table"
+        "one token in each; of those of an encoder, and of products over the same input, all but the first; of "
+        "products of picked rows, and passes beside them, what repeats for a row of the table"
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
@@ -88,6 +90,13 @@ class Recomputation(StructureRule):
         "Give the encoder's result to all passes after the first (encoder_outputs=…): if a token takes as long, the "
         "encoder did not run again.",
     )
+    keys: ClassVar = Variant(
+        "Products over an input that stays the same are computed again for each token",
+        "Limited by products that are computed again for each token: {share} of the time goes into those after the "
+        "first, over an input that stays the same",
+        "Make keys and values of the input once, before the loop over tokens: if tokens differ, the input does not "
+        "stay the same; if a token takes as long, these products were not the limit.",
+    )
     projected: ClassVar = Variant(
         "Rows are picked before a product, which multiplies each row of the table many times",
         "Limited by products of picked rows: {share} of the time goes into multiplying the same rows again",
@@ -95,7 +104,7 @@ class Recomputation(StructureRule):
         "the same, their product was not the limit.",
     )
     evidence: ClassVar = {
-        "passes_per_step": "passes over a growing text, or of the encoder",
+        "passes_per_step": "passes over a growing text, of the encoder, or for each token",
         "growth_factor": "tokens of the last of them over those of the first",
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
@@ -121,7 +130,7 @@ class Recomputation(StructureRule):
 
     def needless(self, finding: Finding) -> bool:
         """True for repeated tokens, encoder passes and products of rows, whose results exist already."""
-        return finding.variant in (self.growing, self.encoded, self.projected)
+        return finding.variant in (self.growing, self.encoded, self.keys, self.projected)
 
     def makes_launches(self, finding: Finding) -> bool:
         """True: the host issues repeated work again; only products of picked rows are launched as often without."""
@@ -151,7 +160,8 @@ class Recomputation(StructureRule):
         """Work that repeats the forward pass in the backward pass, backward passes, or passes of an encoder."""
         backward = backward_work(facts)
         if not backward.any() or backward.all():
-            return encoded_again(facts)[0]
+            encoded = encoded_again(facts)[0]
+            return encoded if encoded.any() else projected_for_each_token(facts)[0]
         passes, _ = passes_over_one_graph(facts)
         if passes.any():
             return passes
@@ -217,6 +227,8 @@ class Recomputation(StructureRule):
             return self._picked_rows(facts, claims, projected)
         if encoded_again(facts)[0].any():
             return self._repeated_encoder(facts, claims)
+        if projected_for_each_token(facts)[0].any():
+            return self._repeated_keys(facts, claims)
         if passes_over_one_graph(facts)[1] > 1:
             return self._repeated_backward(facts, claims)
         return self._checkpoints(facts, claims)
@@ -262,6 +274,19 @@ class Recomputation(StructureRule):
             evidence={"passes_per_step": encoders, "repeated_per_step": self._repeated_per_step(facts)},
             bound_ns=self._claimed_and_idle_ns(facts, claims),
             remedies=_ENCODED_ONCE,
+        )
+
+    def _repeated_keys(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on keys and values of an input that are made for each token."""
+        work, turns = projected_for_each_token(facts)
+        return self.seen(
+            facts,
+            claims,
+            variant=self.keys,
+            confidence="medium",  # nothing writes another input; that the products read the old one is inferred
+            evidence={"passes_per_step": turns, "repeated_per_step": self._repeated_per_step(facts)},
+            bound_ns=time_of(facts.program, work) + facts.own_idle_ns,
+            remedies=_PROJECTED_ONCE,
         )
 
     def _repeated_backward(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -368,6 +393,17 @@ _ENCODED_ONCE: Final = (
         "model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=last, past_key_values=cache, "
         "use_cache=True)",
         "one token per pass, and no products over the encoder's result after the first",
+    ),
+)
+
+#: For keys and values that are made for each token.
+_PROJECTED_ONCE: Final = (
+    Remedy(
+        "Make keys and values of the input once",
+        "kept = [(layer.key(states), layer.value(states)) for layer in layers]  # before the loop over tokens\n"
+        "# each layer then attends to what is kept: scaled_dot_product_attention(q, *kept[number])\n"
+        "# transformers keeps them in past_key_values (EncoderDecoderCache): give it to each call",
+        f"{GAIN}: the products of the first token stay; memory for keys and values of each layer",
     ),
 )
 
