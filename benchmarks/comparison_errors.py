@@ -84,7 +84,7 @@ _LEAST_STEPS: Final = 10
 
 @cache
 def capture_steps(of: Literal["steps", "GPU work"] = "steps") -> tuple[Float64s, ...]:
-    """Durations in nanoseconds of the steps of each stored capture that has ten of them, or of the GPU's work in them."""
+    """Nanoseconds of the steps of each stored capture that has ten of them, or of the GPU's work in them."""
     durations = []
     shipped = [path for folder in (_DATA, _REPOSITORY / "data") for path in (folder / "captures").glob("*.sqlite.xz")]
     for path in sorted(shipped, key=lambda path: path.name):
@@ -213,6 +213,17 @@ def one_run(correlation: float) -> Draw:
     return draw
 
 
+def some_longer(every: int, *, at_random: bool = False) -> Draw:
+    """Independent steps of one run with a deviation of 1 %; one in so many is longer by a quarter."""
+
+    def draw(generator: np.random.Generator, count: int) -> Float64s:
+        phase = generator.integers(every)
+        hit = generator.random(count) < 1 / every if at_random else (np.arange(count) + phase) % every == 0
+        return (generator.normal(0, 0.01, count) + hit * math.log(1.25))[None, :]
+
+    return draw
+
+
 def successive_runs(correlation: float) -> Draw:
     """Blocks that differ by 2 %, each one correlated with the block before."""
     series = one_run(correlation)
@@ -225,9 +236,11 @@ _COVERAGES: Final[tuple[tuple[str, Draw, tuple[int, ...]], ...]] = (
     ("blocks, with outliers", outlier_blocks, (3, 5, 10, 40)),
     ("successive runs, correlation 0.3", successive_runs(0.3), (5, 10, 40)),
     ("successive runs, correlation 0.5", successive_runs(0.5), (5, 10, 40)),
-    ("steps of one run, independent", one_run(0.0), (5, 10, 30)),
-    ("steps of one run, correlation 0.5", one_run(0.5), (5, 10, 30)),
+    ("steps of one run, independent", one_run(0.0), (3, 5, 10, 30)),
+    ("steps of one run, correlation 0.5", one_run(0.5), (3, 5, 10, 30)),
     ("steps of one run, correlation 0.7", one_run(0.7), (10, 30)),
+    ("steps of one run, every fourth longer", some_longer(4), (12, 24, 40)),
+    ("steps of one run, one in five longer, at random", some_longer(5, at_random=True), (12, 24, 40)),
 )
 
 

@@ -235,6 +235,15 @@ def _lag_one(side: Float64s) -> Float64s:
     return np.where((side == side[0]).all(axis=0), 0.0, correlation)
 
 
+def within_runs(*sides: Float64s) -> float:
+    """`dependence` of the steps of single runs; for fewer than five, they count as two independent ones at least.
+
+    The ranks of three steps in order have the largest correlation, which occurs by chance in one run of three.
+    """
+    factor, shortest = float(dependence(*sides)), min(map(len, sides))
+    return factor if shortest >= ORDER_FROM else min(factor, max(shortest / 2, 1.0))
+
+
 def between_blocks(*sides: Float64s) -> float:
     """`dependence` of blocks, which are separate runs or turns; 1 for fewer than five.
 
@@ -321,6 +330,10 @@ RESAMPLES: Final = 1999
 #: With fewer units per side, many resamples are equal, and their quantiles are unreliable: only Student's t is used.
 #: Blocks that are trimmed do not count: intervals of ten turns, of which six are left, were several times too wide.
 RESAMPLED_FROM: Final = 8
+#: The variance of a resample counts as this part of the observed one at least. Where every fourth step is longer, some
+#: resamples have so few of the long ones that all are trimmed. Their error is near zero, and their distance many
+#: times too large: the interval of 12 such steps was 14 times too wide (docs/explanation/comparison-statistics.md).
+_LEAST_RESAMPLED_VARIANCE: Final = 0.25
 #: With more units, bootstrap and Student's t agree to a per cent, and resampling would only take memory.
 RESAMPLED_UP_TO: Final = 200
 
@@ -385,13 +398,13 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
     first, second = location(before, trimmed), location(after, trimmed)
     ordered = baseline.in_order and variant.in_order
     if all(single):
-        factor = float(dependence(before, after))
+        factor = within_runs(before, after)
         first, second = _of_steps(first, factor), _of_steps(second, factor)
     else:
         factor = between_blocks(*(side for side, alone in ((before, single[0]), (after, single[1])) if not alone))
         factor = factor if ordered else 1.0
-        first = _of_steps(first, float(dependence(before))) if single[0] else _of_blocks(first, factor)
-        second = _of_steps(second, float(dependence(after))) if single[1] else _of_blocks(second, factor)
+        first = _of_steps(first, within_runs(before)) if single[0] else _of_blocks(first, factor)
+        second = _of_steps(second, within_runs(after)) if single[1] else _of_blocks(second, factor)
     if single == (True, False):
         first = _as_variable_as(first, second)
     elif single == (False, True):
@@ -506,13 +519,15 @@ def _critical(
     if fewest < RESAMPLED_FROM or max(sizes) > RESAMPLED_UP_TO:
         return student, False
     generator = np.random.default_rng(seed)
-    distance, variance = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    distance, variance, observed = np.zeros(RESAMPLES), np.zeros(RESAMPLES), 0.0
     for values in sides:
         drawn = values[generator.integers(0, values.size, (RESAMPLES, values.size))]
         centre, spread = centres_and_variances(drawn, trimmed)
-        original, _ = centres_and_variances(values, trimmed)
+        original, original_spread = centres_and_variances(values, trimmed)
         distance = (centre - original) - distance
         variance = variance + spread
+        observed += float(original_spread)
+    variance = np.maximum(variance, _LEAST_RESAMPLED_VARIANCE * observed)
     usable = variance > 0
     if not usable.any():
         return student, False

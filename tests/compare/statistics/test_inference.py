@@ -27,6 +27,7 @@ from benchmarks.comparison_errors import (
     planted,
     real_rounds,
     skewed_blocks,
+    some_longer,
 )
 from scipy import stats
 
@@ -374,6 +375,26 @@ def test_without_an_order_neither_trends_nor_correlation_are_told():
     assert (unknown.drift, unknown.dependence) == (0, 1)
 
 
+@pytest.mark.parametrize("count", [12, 24, 40])
+@pytest.mark.parametrize("every", [3, 4])
+def test_a_slowdown_of_steps_of_two_kinds_is_found(count, every):
+    """Every third or fourth step a quarter longer, 60 % more: Student's interval of trimmed means is far from 1."""
+    for seed in range(10):
+        generator = np.random.default_rng((count, every, seed))
+        sides = [some_longer(every)(generator, count) + shift for shift in (0.0, math.log(1.6))]
+        interval = ratio_interval(*(Samples.of(1e6 * np.exp(side)) for side in sides), seed=seed)
+        yuen = stats.ttest_ind(sides[1][0], sides[0][0], equal_var=False, trim=0.2).confidence_interval()
+        assert 1.2 < interval.low < 1.6 < interval.high
+        assert math.log(interval.high / interval.low) < 2 * (yuen.high - yuen.low)
+
+
+def test_three_steps_in_order_by_chance_count_as_more_than_one():
+    """The steps of a real pair, which ran 7.4 times as fast: both sides happen to fall from step to step."""
+    sides = (Samples.of([steps]) for steps in ([14.73e6, 14.68e6, 14.67e6], [2.44e6, 2.06e6, 2.05e6]))
+    interval = ratio_interval(*sides)
+    assert 0.08 < interval.low < 2.1 / 14.7 < interval.high < 0.3
+
+
 def _in_order_or_not(blocks: np.ndarray) -> tuple[Samples, Samples]:
     return Samples(tuple(blocks)), Samples(tuple(blocks), ordered=False)
 
@@ -397,8 +418,8 @@ def test_the_stored_figures_that_the_documentation_shows_keep_the_promises():
     assert [row["kind"] for row in stored["splits"]] == list(SPLITS)
     assert all(row["decided"] <= 0.05 * row["splits"] for row in stored["splits"])
     assert all(row["ours"] >= 0.95 for row in stored["coverage"] if row["data"].startswith("blocks"))
-    # Five runs hardly show that they are correlated.
-    assert all(row["ours"] >= (0.82 if row["data"].startswith("successive") else 0.9) for row in stored["coverage"])
+    # Five runs, and three steps, hardly show that they are correlated.
+    assert all(row["ours"] >= (0.82 if row["data"].startswith("successive") else 0.89) for row in stored["coverage"])
     assert all(row["found"] >= 0.8 * row["asked"] for row in stored["planted"])
     assert all(row["side by side"] >= 0.8 for row in stored["power"] if row["runs"] >= 4)
     assert all(row["chance share"] <= 0.05 for row in stored["kernels"])
