@@ -138,6 +138,34 @@ def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens, asked):
     assert f"About {gate['needed_blocks']:,} steps of each side" in gate["sentence"]
 
 
+def test_what_is_open_may_fail_and_is_told_even_with_quiet(warplens):
+    gate = ("compare", BASELINE, TOPK, "--fail-on", "5%", "--quiet")
+    assert warplens(*gate).err.startswith("gate undecided (not a failure): ")
+    run = warplens(*gate, "--fail-on-undecided")
+    assert (run.code, run.err[: len("error: gate undecided: ")]) == (1, "error: gate undecided: ")
+    run = warplens("compare", BASELINE, TOPK, "--fail-on-undecided")
+    assert (run.code, run.err.count("\n")) == (2, 1)
+
+
+def test_pages_tell_the_result_of_the_gate(warplens, tmp_path):
+    assert warplens("compare", BASELINE, TOPK, "--fail-on", "5%", "-o", tmp_path / "out").code == 0
+    for page in ("compare.md", "compare.html"):
+        assert "gate undecided (not a failure)" in (tmp_path / "out" / page).read_text("utf-8")
+
+
+def test_there_is_no_gate_on_files_of_different_gpus(warplens, tmp_path):
+    """One of three files of a side, and not the typical one, is of another GPU."""
+    for side in "bv":
+        (tmp_path / side).mkdir()
+        for run in range(3):
+            _recorded(tmp_path / side / f"{run}.sqlite", 1 + run / 100 + (side == "v") / 1000, run)
+    with closing(sqlite3.connect(tmp_path / "v" / "2.sqlite")) as file, file:
+        file.execute("UPDATE TARGET_INFO_GPU SET name = 'Another GPU'")
+    run = warplens("compare", tmp_path / "b", tmp_path / "v", "--fail-on", "5%")
+    assert run.code == 2
+    assert "The files were recorded on different GPUs: Another GPU, " in run.err
+
+
 def test_copies_of_one_run_are_no_repeats(asked, tmp_path):
     for side, source in (("a", BASELINE), ("b", TOPK)):
         (tmp_path / side).mkdir()

@@ -162,6 +162,17 @@ def test_cells_without_a_partner_are_told(asked, measured, halves, tmp_path):
     assert [warning["code"] for warning in found["warnings"]].count("cells-unmatched") == 1
 
 
+def test_cells_that_only_the_baseline_has_leave_the_gate_open(asked, warplens, measured, halves, tmp_path):
+    fewer = {**measured, "measurements": [r for r in measured["measurements"] if r["cell"]["input_size"] == 224]}
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps(fewer))
+    gate = asked("compare", halves[0], part, "--variant-where", "method=topk", "--fail-on", "500%")["data"]["gate"]
+    assert (gate["found"], gate["excluded"]) == (False, False)
+    assert "10 of which the variant does not have" in gate["sentence"]
+    rest = ("compare", part, halves[0], "--baseline-where", "method=topk", "--fail-on", "500%")
+    assert "gate passed" in warplens(*rest).err, "further cells of the variant change nothing"
+
+
 def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(asked, halves, tmp_path):
     document = json.loads(halves[1].read_text())
     document["measurements"][0] = {

@@ -75,7 +75,13 @@ def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
     return Samples.of(random.normal(mean, share * mean, (blocks, 5)))
 
 
-@pytest.mark.parametrize("code", ["different-gpu", "different-programs", "different-tool", "same-file"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("different-gpu", "different-programs", "different-tool", "same-file", "other-steps", "range-in-some-steps"),
+        "unlike-repeats",
+    ],
+)
 def test_a_gate_has_nothing_to_go_by_where_more_than_the_program_changed(paradox, code):
     assert forbids_gate(paradox) is None
     assert forbids_gate(replace(paradox, notes=(Note(code, NoteLevel.WARNING, "They differ"),))) is not None

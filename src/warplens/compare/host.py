@@ -344,7 +344,7 @@ def step_samples(side: Side) -> Samples:
         UsageError: the window has no length, or its range takes no time.
     """
     if side.window.range_name is not None:
-        times = _range_times(side, side.window.range_name)
+        times = range_times(side, side.window.range_name)
         return Samples.of([times[times > 0]])
     starts, ends = side.step_times
     if side.has_gaps and len(starts) > 1:
@@ -380,7 +380,7 @@ def gpu_work_samples(side: Side) -> Samples | None:
     return Samples.of([times]) if (times > 0).all() else None
 
 
-def _range_times(side: Side, name: str) -> npt.NDArray[np.float64]:
+def range_times(side: Side, name: str) -> npt.NDArray[np.float64]:
     """For each step the summed spans of a range until the next step begins, as a mean over the devices (ns)."""
     timeline, window = side.timeline, side.window
     edges = np.r_[window.start_ns, side.step_times.starts[1:], window.end_ns]

@@ -19,6 +19,7 @@ from warplens.analysis.quality import aborted_steps
 from warplens.analysis.streams import graph_summary
 from warplens.analysis.trees import NO_RANGE, is_operator, name_paths, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name, plain_range_name
+from warplens.compare.host import range_times
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table
 from warplens.profile.schema import Column, Int64s, name_categories
@@ -240,6 +241,9 @@ _HIDDEN_SHARE: Final = 0.01
 #: If less than this share of the kernel time is matched by name, the sides run different programs.
 _MATCHED_SHARE: Final = 0.5
 
+#: Steps of other names that differ by this factor in their pieces of work are different parts of a program.
+_OTHER_PARTS: Final = 1.8
+
 #: Steps, and files of repeats, are unequal if their number of kernels differs by more than this share of the median.
 SAME_KERNELS_SHARE: Final = 0.05
 
@@ -338,6 +342,7 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
                 "be a part of a step, or several; the other side's may be another part"
             )
             yield Note("guessed-steps", NoteLevel.WARNING, text, "Annotate steps on both sides")
+        yield from _other_parts(baseline, variant, guessed)
         if baseline.repeats != variant.repeats:
             text = f"{baseline.repeats} and {variant.repeats} steps: numbers are means per step"
             yield Note("different-steps", NoteLevel.INFO, text)
@@ -351,6 +356,43 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
             f"{variant.window.range_name or 'all work'}"
         )
         yield Note("different-ranges", NoteLevel.WARNING, text)
+    elif (name := baseline.window.range_name) is not None and not without:
+        yield from _in_some_steps(baseline, variant, name)
+
+
+def _other_parts(baseline: Side, variant: Side, guessed: Sequence[str]) -> Iterator[Note]:
+    """A note on steps that are different parts of a program: guessed on one side, or named otherwise, with other work.
+
+    Args:
+        guessed: names of the sides whose steps are not annotated.
+    """
+    names = [side.timeline.steps.name for side in (baseline, variant)]
+    pieces = [side.work.height / side.repeats for side in (baseline, variant)]
+    if not all(pieces):
+        return
+    factor = max(pieces) / min(pieces)
+    if len(guessed) == 1 and factor > 1 + SAME_KERNELS_SHARE:
+        why = f"the steps of {guessed[0]} are guessed"
+    elif not guessed and names[0] != names[1] and factor >= _OTHER_PARTS:
+        why = f"the one is called {names[0]}, the other {names[1]}"
+    else:
+        return
+    text = (
+        f"A step of {baseline.name} is {pieces[0]:.4g} pieces of work, one of {variant.name} {pieces[1]:.4g}, and "
+        f"{why}: they may be different parts of the program"
+    )
+    yield Note("other-steps", NoteLevel.WARNING, text, "Annotate the same steps, by the same name, on both sides")
+
+
+def _in_some_steps(baseline: Side, variant: Side, name: str) -> Iterator[Note]:
+    """A note on a range that is in another share of the steps of each side."""
+    counts = [int((range_times(side, name) > 0).sum()) for side in (baseline, variant)]
+    if counts[0] * variant.repeats != counts[1] * baseline.repeats:
+        text = (
+            f"The range is in {counts[0]} of {baseline.repeats} steps of {baseline.name}, and in {counts[1]} of "
+            f"{variant.repeats} of {variant.name}: times are those of a step with it, not of how often it runs"
+        )
+        yield Note("range-in-some-steps", NoteLevel.WARNING, text, "Compare whole steps, without --range")
 
 
 def _hidden(*sides: Side) -> Iterator[Note]:

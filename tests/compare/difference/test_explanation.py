@@ -356,6 +356,55 @@ def test_a_change_of_a_program_is_no_other_program(variant, codes):
     assert {"few-matches", "different-programs"} & set(notes) == codes
 
 
+def _called(profile: Trace, name: str) -> Trace:
+    """The same steps under another name."""
+    names = pl.Series("name", [name] * profile.ranges.height, pl.Enum([name]))
+    return replace(profile, ranges=profile.ranges.with_columns(names))
+
+
+_MICRO_BATCH = [Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "variant", "other"),
+    [
+        (program(_MICRO_BATCH * 4, steps=6), _called(program(_MICRO_BATCH, steps=24), "microbatch"), True),
+        (program(_MICRO_BATCH * 4, steps=6), _called(program(_MICRO_BATCH * 4, steps=6), "iteration"), False),
+        (program(_MICRO_BATCH * 4, steps=6), program(_MICRO_BATCH * 2, steps=6), False),  # half of the work is gone
+        (program(_MICRO_BATCH * 4, steps=6), program(_MICRO_BATCH, steps=24, named=False), True),  # guessed on one side
+        (program(_MICRO_BATCH, steps=24), program(_MICRO_BATCH, steps=24, named=False), False),
+        (program(_MICRO_BATCH, steps=24, named=False), program(_MICRO_BATCH, steps=24, named=False), False),
+    ],
+)
+def test_steps_that_are_other_parts_of_a_program_are_noted(baseline, variant, other):
+    for sides in ((baseline, variant), (variant, baseline)):
+        assert ("other-steps" in _notes(*sides)) is other
+
+
+@pytest.mark.parametrize(("every", "noted"), [(1, True), (3, False)])
+def test_a_range_that_runs_in_more_of_the_steps_of_one_side_is_noted(every, noted):
+    def profile(every: int) -> Trace:
+        kernels, api, ranges = [], [], []
+        for step in range(12):
+            begin = 1000 * step
+            for place in range(3):
+                number, now = 10 * step + place + 1, begin + 100 * place
+                api.append(launch(now, now + 5, number))
+                kernels.append(kernel(now + 10, now + 60, GEMM, correlation=number))
+            ranges.append(nvtx(begin, begin + 400, "step"))
+            if step % every == 0:
+                ranges.append(nvtx(begin + 190, begin + 390, "eval"))
+        return trace(kernels, api, ranges)
+
+    def of_range(profile: Trace, name: str) -> Side:
+        found = side(profile, name)
+        return replace(found, window=replace(found.window, range_name="eval"))
+
+    one, other = of_range(profile(3), "a"), of_range(profile(every), "b")
+    codes = [note.code for note in comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))]
+    assert ("range-in-some-steps" in codes) is noted
+
+
 def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     notes = _notes(program([Launch(GEMM)]), _hidden([kernel(0, 1, SOFTMAX)]), "steady", "all")
     assert notes["hidden-graphs"] == NoteLevel.WARNING

@@ -24,6 +24,7 @@ from warplens.cli.options import (
     WindowOption,
     argument,
     documents_option,
+    flag,
     option,
     share_in,
 )
@@ -56,6 +57,7 @@ class Outcome:
     gate: Sequence[str] = ()  #: lines on the result of the gate; () without a gate
     doubts: Sequence[str] = ()  #: cautions to read beside that result, also with --quiet
     failed: bool = False  #: whether the gate failed
+    is_open: bool = False  #: whether the gate neither failed nor passed
 
 
 #: The kind of files of a side; the value is used in messages.
@@ -257,6 +259,7 @@ class Options:
     margin: float  #: differences of at most this share count as none
     level: float  #: 0.05 for 95 % confidence
     fail_on: float | None  #: the gate's limit, a share; None without a gate
+    fail_on_undecided: bool  #: whether a gate that neither fails nor passes counts as failed
     #: window, range_name: part of each trace
     window: str
     range_name: str | None
@@ -295,9 +298,10 @@ def _of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Ou
     sources, rows, limit = [side.files[0].name for side in sides], cells.cell_rows(numbers), options.fail_on
     return Outcome(
         _answer(sources, part, numbers.notes, rows, lambda: cells.cell_data(numbers, limit), options),
-        document=lambda: cells.cell_document(numbers),
+        document=lambda: cells.cell_document(numbers, limit),
         gate=[cells.cell_gate_line(numbers, limit)] if limit is not None else (),
         failed=limit is not None and bool(numbers.regressions or numbers.broken),
+        is_open=limit is not None and bool(numbers.pending),
     )
 
 
@@ -374,6 +378,7 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
         gate=[gate_line(gate, numbers.comparison, numbers.gpu_work)] if gate is not None else (),
         doubts=gate_doubts(numbers) if gate is not None else (),
         failed=gate is not None and gate.found,
+        is_open=gate is not None and not gate.excluded,
     )
 
 
@@ -438,6 +443,10 @@ def compare(
         str | None,
         option("PERCENT", "Exit with 1 if the variant is certainly slower by more than this: 5%.", callback=_limit),
     ] = None,
+    fail_on_undecided: Annotated[
+        bool,
+        flag("--fail-on-undecided", "With --fail-on: exit with 1 as well while that is open."),
+    ] = False,
     margin: Annotated[
         str, option("PERCENT", "Differences within this count as the same.", callback=_margin, show_default=True)
     ] = "2%",
@@ -476,6 +485,7 @@ def compare(
         margin=_share(margin),
         level=round(1 - _share(level), 9),
         fail_on=None if fail_on is None else _share(fail_on),
+        fail_on_undecided=fail_on_undecided,
         window=window,
         range_name=range_name,
         where=(baseline_where, variant_where),
@@ -490,16 +500,20 @@ def compare(
     give(outcome.answer, form, folder, outcome.document)
     for line in outcome.doubts if State.quiet else ():  # otherwise printed with the answer
         note(line, always=True)
-    if outcome.failed:
+    if outcome.failed or (outcome.is_open and options.fail_on_undecided):
         # Printed even with --quiet: it explains a failed run in a log.
-        complain("; ".join(outcome.gate))
+        from warplens.report.comparison.words import NOT_A_FAILURE
+
+        complain("; ".join(outcome.gate).replace(NOT_A_FAILURE, ""))
         raise typer.Exit(GATE_FAILED)
     for line in outcome.gate:
-        note(line)
+        note(line, always=outcome.is_open)
 
 
 def _check(content: Content, options: Options) -> None:
     """Refuse options that do not apply to sides of this kind."""
+    if options.fail_on_undecided and options.fail_on is None:
+        raise UsageError("--fail-on-undecided is about the gate of --fail-on: give its limit, such as --fail-on 5%")
     if content != "measurements" and any(options.where):
         raise UsageError(f"--baseline-where and --variant-where choose cells of measurements; each side is {content}")
     if content != "a trace" and (options.window != "steady" or options.range_name is not None):

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
+from warplens.analysis.quality import aborted_steps
 from warplens.compare.decisions import Comparison, Regression, compare, regression
 from warplens.compare.difference import SAME_MARGIN, Explanation, StepDifference, explanation, step_difference
 from warplens.compare.host import Side, SideLaunches, gpu_work_samples, step_samples
@@ -178,6 +179,8 @@ def _notes(
 ) -> tuple[Note, ...]:
     """Notes on the comparison, then the notes on each side's files without those that repeat them; by severity."""
     notes = [*difference.notes, *_order_notes(baseline, variant), *_typical_notes(baseline, variant)]
+    known = {note.code for note in notes}
+    notes += (note for note in _other_files_notes(baseline, variant) if note.code not in known)
     notes += (Note("comparison-doubt", NoteLevel.WARNING, doubt) for doubt in comparison.doubts)
     covered = {note.code for note in difference.notes}
     covered |= {_SAME_MATTER[code] for code in covered & _SAME_MATTER.keys()}
@@ -215,9 +218,34 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
             if max(counts) - min(counts) > SAME_KERNELS_SHARE * float(np.median(counts)):
                 text = (
                     f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
-                    "they are not repeats of one program, so there is no verdict"
+                    "they are not repeats of one program, and the verdict mixes them"
                 )
                 yield Note("unlike-repeats", NoteLevel.WARNING, text, "Put repeats of one program alone in the folder")
+
+
+def _other_files_notes(*sides: TraceFiles) -> Iterator[Note]:
+    """Notes on files that are not typical: on other GPUs or by other profilers, or with steps that did not finish."""
+    files = [file for side in sides for file in side.files]
+    if len(files) == len(sides):
+        return
+    captures = [file.timeline.trace.capture for file in files]
+    gpus = sorted({device.name for capture in captures for device in capture.devices})
+    sets = {frozenset(device.name for device in capture.devices) for capture in captures} - {frozenset()}
+    if len(sets) > 1:
+        text = f"The files were recorded on different GPUs: {', '.join(gpus)}"
+        yield Note("different-gpu", NoteLevel.WARNING, text, "Record all files on the same GPU")
+    tools = sorted({capture.tool for capture in captures})
+    if len(tools) > 1:
+        text = f"The files were recorded with different profilers ({', '.join(tools)}), each of which adds other times"
+        yield Note("different-tool", NoteLevel.WARNING, text, "Record all files with the same tool and options")
+    for file in files:
+        if aborted := aborted_steps(file.timeline, file.window):
+            text = (
+                f"{file.timeline.trace.capture.source}: {len(aborted)} of {file.repeats} steps did not finish "
+                f"({aborted[0].reasons[0]}); a step that stops early looks fast"
+            )
+            yield Note("aborted-steps", NoteLevel.BLOCKING, text, "Compare windows whose steps finished")
+            return
 
 
 def _of_side(side: TraceFiles) -> Iterator[Note]:

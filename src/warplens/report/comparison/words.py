@@ -154,11 +154,11 @@ def gate_line(gate: Regression, comparison: Comparison, gpu_work: Comparison | N
         return f"gate passed: not slower by more than {limit} ({interval})"
     if gate.means is not None:
         return (
-            f"gate undecided (not a failure): the typical time is not slower by more than {limit} ({interval}), but "
+            f"gate undecided{NOT_A_FAILURE}: the typical time is not slower by more than {limit} ({interval}), but "
             f"the mean changes by {signed_share(gate.means - 1)}: a few steps take far longer"
         )
     needed = _repeats_text(comparison, gate.needed_blocks, "the gate")
-    text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
+    text = f"gate undecided{NOT_A_FAILURE}: it may or may not be slower by more than {limit} ({interval})"
     noise = _noise_text(comparison) if comparison.ratio.low > 1 + gate.fail_on else ""
     basis = " The gate goes by the step time alone, not by the GPU's work." if is_decided(gpu_work) else ""
     return f"{text}{noise}. {needed}{basis}"
@@ -276,11 +276,17 @@ def forbids_verdict(numbers: StepNumbers) -> Note | None:
     return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
 
 
+#: Follows "gate undecided", unless that counts as a failure as well.
+NOT_A_FAILURE: Final = " (not a failure)"
+
 #: Notes that the times of the sides do not tell whether one program got slower.
-NO_GATE: Final = ("different-programs", "different-gpu", "same-file", "same-recording")
+NO_GATE: Final = (
+    *("different-programs", "different-gpu", "same-file", "same-recording", "other-steps", "range-in-some-steps"),
+    "unlike-repeats",
+)
 
 #: Notes that the sides may differ in more than a change of one program.
-_DOUBTS: Final = ("few-matches", "hidden-graphs", "unknown-gpu", "different-tool")
+_DOUBTS: Final = ("few-matches", "guessed-steps", "hidden-graphs", "unknown-gpu", "different-tool")
 
 
 def forbids_gate(numbers: StepNumbers) -> Note | None:

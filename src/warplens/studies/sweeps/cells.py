@@ -17,6 +17,7 @@ from warplens.profile.measurements import device_name
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.words import (
+    NOT_A_FAILURE,
     VERDICT_TITLES,
     change_text,
     confidence_text,
@@ -85,9 +86,17 @@ class CellNumbers:
         )
 
     @property
+    def gone(self) -> int:
+        """The number of cells that the baseline ran, and of which the variant has nothing."""
+        return sum(
+            point.baseline is not None and point.baseline.status == "measured"
+            for point in only_of(self.sweep, "baseline")
+        )
+
+    @property
     def pending(self) -> int:
         """The number of cells for which a regression cannot be excluded, including those without a comparison."""
-        return sum(answer is None or not answer.excluded for answer in self.answers)
+        return self.gone + sum(answer is None or not answer.excluded for answer in self.answers)
 
 
 def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:
@@ -226,9 +235,10 @@ def cell_gate_line(numbers: CellNumbers, fail_on: float) -> str:
             f"worst {where} ({interval_text(ratio)})"
         )
     if numbers.pending:
+        missing = f", {fmt.count(numbers.gone)} of which the variant does not have" if numbers.gone else ""
         return (
-            f"gate undecided (not a failure): no cell is slower by more than {limit} for certain, but for "
-            f"{fmt.count(numbers.pending)} of {fmt.count(count)} it is open"
+            f"gate undecided{NOT_A_FAILURE}: no cell is slower by more than {limit} for certain, but for "
+            f"{fmt.count(numbers.pending)} of {fmt.count(count + numbers.gone)} it is open{missing}"
         )
     return f"gate passed: no cell is slower by more than {limit}"
 
@@ -254,13 +264,15 @@ def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
     return Table("cells", caption, columns, shown, limit)
 
 
-def cell_document(numbers: CellNumbers) -> Document:
-    """The document of a comparison of two sides of measurements."""
+def cell_document(numbers: CellNumbers, fail_on: float | None = None) -> Document:
+    """The document of a comparison of two sides of measurements, with the result of a gate at this limit."""
     sweep = numbers.sweep
     meta = [("Workload", sweep.workload)]
     if device := device_name(sweep.environment):
         meta.append(("GPU", device))
     meta += [("Baseline", side_text(sweep.baseline) or "all"), ("Variant", side_text(sweep.variant) or "all")]
+    if fail_on is not None:
+        meta.append(("Gate", cell_gate_line(numbers, fail_on)))
     counts = Counter(cell.comparison.verdict if cell.comparison else "not compared" for cell in numbers.cells)
     figures = tuple(
         KeyFigure(fmt.capitalised(title), counts.get(name, 0), "count", "Cells.")
