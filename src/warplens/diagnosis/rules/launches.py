@@ -232,7 +232,9 @@ def _turns(facts: Facts) -> _Repetition | None:
     if turns is None:
         return None
     gain = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True)
-    shown = {"turns_per_step": turns.count, "launches_per_turn_factor": turns.launches}
+    shown = {"turns_per_step": turns.count, "launches_per_turn_factor": turns.kernels}
+    if turns.copies:
+        shown["copies_per_turn_factor"] = turns.copies
     return _Repetition("turns", _ALL_TURNS, gain, shown, is_sequential=turns.searches)
 
 
@@ -375,7 +377,8 @@ class LaunchOverhead(Rule):
         "passes_per_step": "equal passes, which could be one batch if none needs the result of another",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
-        "launches_per_turn_factor": "launches per turn",
+        "launches_per_turn_factor": "kernels per turn",
+        "copies_per_turn_factor": "copies and fills per turn, if any",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
         "launch_call_median_ns": "duration of the launching call",
         "kernel_median_ns": "duration of the kernels",

@@ -49,6 +49,17 @@ _NO_CHECKS: Final = Remedy(
     "# checks of your own: test the loss, or torch.nn.utils.get_total_norm of all gradients, once per step",
 )
 
+#: The headline of loops that read back item by item: their work counts as well as the waiting.
+_OF_LOOPS: Final = (
+    "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
+    "and into refilling the GPU's queue"
+)
+#: The refutation of such loops. Without their waits alone, they would still issue all items.
+_WITHOUT_LOOP: Final = (
+    "Run the loop for one item only, or leave it out of a test run: if the step takes as long as before, the loop was "
+    "not the limit."
+)
+
 
 class HostSync(Rule):
     """Pauses that began while the host waited for the GPU, until it had issued the next work.
@@ -77,7 +88,8 @@ class HostSync(Rule):
     evidence: ClassVar = {
         **SEEN_IDLE,
         "readback_ns": "exposed time of those copies",
-        "looped_kernels_per_step": "work of loops that read a value back for every item, and of their backward pass",
+        "looped_kernels_per_step": "kernels of loops that read a value back for every item, and of their backward pass",
+        "looped_copies_per_step": "copies and fills of these loops, with the read-backs",
         **GPU_BUSY_SHARE,
         "waits_per_step": "calls that block the host until the GPU is done",
         "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
@@ -92,21 +104,26 @@ class HostSync(Rule):
     precedence = "certain"
 
     crowded: ClassVar = Variant("The host waits for the GPU after every few launches, and never gets ahead of it")
+    checked: ClassVar = Variant(
+        "The host reads back whether each tensor holds a NaN, as anomaly detection does",
+        _OF_LOOPS,
+        "Leave these checks out of a test run: if the step takes as long as before, they were not the limit.",
+    )
+    looped: ClassVar = Variant(
+        "A loop reads a value back for every item, and the GPU runs dry each time", _OF_LOOPS, _WITHOUT_LOOP
+    )
+    issued: ClassVar = Variant(
+        "A loop issues work and reads a value back for every item, and the GPU waits for the next launch",
+        "Limited by loops that issue work item by item, and read a value back for each: {share} of the time goes into "
+        "them, and into refilling the GPU's queue",
+        _WITHOUT_LOOP,
+    )
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
     between = Limit(16, "Launches for one item of such a loop; layers of a network have products in between.")
     longest_turn = Limit(64, "The same if turns are alike, and each selects by a mask: 19 launches to compare boxes.")
     backward_apart = Limit(0.2, "A loop of the backward pass has about as many turns as the loop with the read-backs.")
-
-    def headline_of(self, finding: Finding) -> str:
-        """The headline; that of loops says that their kernels count as well as the waiting."""
-        if not finding.evidence.get("looped_kernels_per_step"):
-            return self.headline
-        return (
-            "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
-            "and into refilling the GPU's queue"
-        )
 
     def makes_launches(self, finding: Finding) -> bool:
         """True: a host that waits cannot run ahead."""
@@ -274,6 +291,23 @@ class HostSync(Rule):
         loops = self._loops(facts)
         return facts.replayed("no-synchronization", time=loops, calls=loops, elsewhere=True)
 
+    def _looped(self, facts: Facts) -> dict[str, float]:
+        """Evidence: kernels, copies and fills of the loops, counted like `launches_per_step`; none without loops."""
+        loops, kernels = self._loops(facts) > 0, facts.program.is_kernel
+        if not loops.any():
+            return {}
+        return {
+            "looped_kernels_per_step": int((loops & kernels).sum()) / facts.process_steps,
+            "looped_copies_per_step": int((loops & ~kernels).sum()) / facts.process_steps,
+        }
+
+    def _waits_little(self, facts: Facts, unwaited: Gain | None, without_loops: Gain | None) -> bool:
+        """Whether the waits of these loops cost less than what else the loops do for each item, as far as is known."""
+        if unwaited is None or without_loops is None:
+            return False
+        waiting, looping = (1 - 1 / gain.expected for gain in (unwaited, without_loops))
+        return waiting < facts.thresholds.dominant_share * looping
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.total_ns(self.id)
@@ -309,12 +343,14 @@ class HostSync(Rule):
         only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
         reads = facts.host.readbacks > 0 or not only_waits
         unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
+        replayed = self._replayed(facts) if claimed and inside else None
         return self.raised(
             facts,
             claimed,
             variant=first_of(
-                (checked, Variant("The host reads back whether each tensor holds a NaN, as anomaly detection does")),
-                (looped, Variant("A loop reads a value back for every item, and the GPU runs dry each time")),
+                (checked, self.checked),
+                (looped and self._waits_little(facts, unwaited, replayed), self.issued),
+                (looped, self.looped),
                 (facts.waits_crowded, self.crowded),
                 default=USUAL,
             ),
@@ -322,7 +358,7 @@ class HostSync(Rule):
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "readback_ns": int(facts.program.own_ns[link_copies(facts, read_back=True)].sum()),
-                "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
+                **self._looped(facts),
                 "waits_per_step": waits if is_whole else None,
                 "readbacks_per_step": facts.host.readbacks / facts.process_steps if is_whole else None,
                 "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
@@ -342,9 +378,7 @@ class HostSync(Rule):
             ),
             informs=not inside,
             # If most of these pauses belong to a loop that goes away as a whole, the replay has the gain of that loop.
-            replayed=self._replayed(facts)
-            if claimed and inside and 2 * seen >= facts.idle("synchronization", "refill")
-            else None,
+            replayed=replayed if 2 * seen >= facts.idle("synchronization", "refill") else None,
             busy_ns=claims.busy_ns(self.id),
             issuing_ns=claims.issuing_ns[self.id],
             at_least=predicted(facts, "no-synchronization"),
