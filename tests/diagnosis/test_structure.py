@@ -2007,6 +2007,8 @@ def test_remedy_of_a_loop_of_small_kernels(name: str, found: bool, action: str) 
         assert finding.evidence["launches_per_turn_factor"] == 2
         assert finding.remedies[0].action == action
         assert finding.remedies[0].gain == finding.expected
+        at_once = next(each for each in finding.remedies if each.action == "Do the work of all turns at once")
+        assert (at_once.gain is None) == (name == ARGMAX)
     else:
         assert finding is None or "turns_per_step" not in finding.evidence
 
