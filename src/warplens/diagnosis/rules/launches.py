@@ -90,8 +90,8 @@ _ALL_TURNS: Final = Remedy(
 
 #: What that brings if each turn searches for the largest or smallest value.
 _IN_SEQUENCE: Final = (
-    "unknown: each turn searches for a value, and the next one probably needs its place; then only a compiled loop or a "
-    "kernel of your own does all turns at once"
+    "unknown: each turn searches for a value, and the next one probably needs its place; then only a compiled loop or "
+    "a kernel of your own does all turns at once"
 )
 
 

@@ -25,7 +25,7 @@ from warplens.diagnosis.rule import (
     remembered,
     seen_idle,
 )
-from warplens.diagnosis.rules.copies import link_copies, ones_at
+from warplens.diagnosis.rules.copies import fetched_sets, link_copies, ones_at
 from warplens.diagnosis.structure import backward_work, loops_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -91,8 +91,8 @@ class HostSync(Rule):
         "looped_kernels_per_step": "kernels of loops that read a value back for every item, and of their backward pass",
         "looped_copies_per_step": "copies and fills of these loops, with the read-backs",
         **GPU_BUSY_SHARE,
-        "waits_per_step": "calls that block the host until the GPU is done",
-        "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
+        "waits_per_step": "calls that block the host until the GPU is done, but for copies of a set of tensors",
+        "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host, but for those of a set of tensors",
         "idle_ns_per_wait": "that idle time, per wait",
         "host_waiting_share": "share of the window in which the host waited for a busy GPU",
     }
@@ -128,6 +128,11 @@ class HostSync(Rule):
     def makes_launches(self, finding: Finding) -> bool:
         """True: a host that waits cannot run ahead."""
         return True
+
+    def delays(self, facts: Facts) -> bool:
+        """False if all waits but those at the ends of steps are for sets of tensors, which `blocking-copy` tells."""
+        waits, _ = self._own_counts(facts)
+        return waits == facts.host.waits or waits > facts.normal_waits
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Copies of a few bytes to the host, and the work that a loop around them runs for each item."""
@@ -291,6 +296,16 @@ class HostSync(Rule):
         loops = self._loops(facts)
         return facts.replayed("no-synchronization", time=loops, calls=loops, elsewhere=True)
 
+    def _own_counts(self, facts: Facts) -> tuple[int, int]:
+        """Waits and read-backs of the window without those of sets of tensors, which are no values that are read."""
+        in_set = fetched_sets(facts)
+        if not in_set.any():
+            return facts.host.waits, facts.host.readbacks
+        bytes_, pageable = (facts.work[name].filter(in_set) for name in ("bytes", "pageable"))
+        small = int((bytes_ <= facts.thresholds.readback_bytes).sum())
+        waiting = int(pageable.fill_null(value=False).sum())
+        return max(facts.host.waits - waiting, 0), max(facts.host.readbacks - small, 0)
+
     def _looped(self, facts: Facts) -> dict[str, float]:
         """Evidence: kernels, copies and fills of the loops, counted like `launches_per_step`; none without loops."""
         loops, kernels = self._loops(facts) > 0, facts.program.is_kernel
@@ -310,10 +325,10 @@ class HostSync(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
+        waits, readbacks = self._own_counts(facts)
         claimed = claims.total_ns(self.id)
-        waits = facts.host.waits / facts.process_steps
         is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
-        inside, checked = facts.waits_inside, bool(self._checks(facts).any())
+        inside, checked = facts.waits_inside and self.delays(facts), bool(self._checks(facts).any())
         looped = not checked and bool(self._loops(facts).any())
         removed = modelled(facts, "no-synchronization")
         rarely = Remedy(
@@ -341,7 +356,7 @@ class HostSync(Rule):
         has_own_remedy = checked or looped
         waited = facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
         only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
-        reads = facts.host.readbacks > 0 or not only_waits
+        reads = readbacks > 0 or not only_waits
         unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
         replayed = self._replayed(facts) if claimed and inside else None
         return self.raised(
@@ -351,7 +366,7 @@ class HostSync(Rule):
                 (checked, self.checked),
                 (looped and self._waits_little(facts, unwaited, replayed), self.issued),
                 (looped, self.looped),
-                (facts.waits_crowded, self.crowded),
+                (inside and facts.waits_crowded, self.crowded),
                 default=USUAL,
             ),
             confidence="high" if facts.sure and inside else "medium",
@@ -359,9 +374,9 @@ class HostSync(Rule):
                 **seen_idle(facts, claims, self.id),
                 "readback_ns": int(facts.program.own_ns[link_copies(facts, read_back=True)].sum()),
                 **self._looped(facts),
-                "waits_per_step": waits if is_whole else None,
-                "readbacks_per_step": facts.host.readbacks / facts.process_steps if is_whole else None,
-                "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
+                "waits_per_step": waits / facts.process_steps if is_whole else None,
+                "readbacks_per_step": readbacks / facts.process_steps if is_whole else None,
+                "idle_ns_per_wait": seen / waits if is_whole and waits else None,
                 "host_waiting_share": waited if is_whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
