@@ -404,7 +404,7 @@ def _check_share_and_gain(reading: Reading, diagnosis: Mapping[str, Any], texts:
 
 def _own_time(finding: Mapping[str, Any]) -> tuple[str, ...]:
     own = OWN_TIME.get(finding["id"], ())
-    return (*own, *OWN_TIME["launch-overhead"]) if finding["evidence"].get(LOOPED) else own
+    return (*own, *OWN_TIME["launch-overhead"]) if LOOPED in finding["evidence"] else own
 
 
 def _own_share(parts: Mapping[str, float], own: Sequence[str]) -> float:

@@ -2103,6 +2103,8 @@ def test_remedy_of_a_loop_of_small_kernels(name: str, found: bool, action: str) 
         assert finding.evidence["launches_per_turn_factor"] == 2
         assert finding.remedies[0].action == action
         assert finding.remedies[0].gain == finding.expected
+        at_once = next(each for each in finding.remedies if each.action == "Do the work of all turns at once")
+        assert (at_once.gain is None) == (name == ARGMAX)
     else:
         assert finding is None or "turns_per_step" not in finding.evidence
 
@@ -2121,6 +2123,22 @@ def test_places_that_are_filled_one_after_the_other_are_a_loop_over_samples_and_
     assert diagnosis.finding("unfused-optimizer") is None
     finding = diagnosis.finding("launch-overhead")
     assert (finding.evidence["turns_per_step"], finding.evidence["launches_per_turn_factor"]) == (128, 1)
+
+
+def test_turns_count_kernels_and_copies_apart() -> None:
+    """So that no page tells more launches of its turns than of the step, which are its kernels."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, times=3)
+        for _ in range(64):
+            machine.launch(2 * US, WHERE, grid=(1, 1, 1))
+            machine.launch(2 * US, LAYER_NORM, grid=(2, 1, 1))
+            machine.copy(1 * US, 4096, "device-to-device", pinned=True)
+            machine.think(30 * US)
+
+    evidence = verdict(step).finding("launch-overhead").evidence
+    assert (evidence["turns_per_step"], evidence["launches_per_step"]) == (64, 3 + 2 * 64)
+    assert (evidence["launches_per_turn_factor"], evidence["copies_per_turn_factor"]) == (2, 1)
 
 
 def test_layers_that_gather_rows_in_each_of_equal_passes_are_no_experts() -> None:
@@ -2174,8 +2192,9 @@ def test_long_turns_that_go_on_with_what_a_mask_selects_are_a_loop(
 
     found = verdict(step).finding("host-sync")
     turns = 29 if len(launches) > 3 else 30
-    expected = turns * (launches[-1] + 3) - launches[-1] if looped else None
-    assert found.evidence.get("looped_kernels_per_step") == expected
+    kernels, copies = turns * (launches[-1] + 1) - launches[-1], turns * 2
+    seen = [found.evidence.get(f"looped_{name}_per_step") for name in ("kernels", "copies")]
+    assert seen == ([kernels, copies] if looped else [None, None])
 
 
 @pytest.mark.parametrize(("turns", "goes"), [(40, True), (20, False)])
@@ -2190,7 +2209,27 @@ def test_the_backward_pass_of_a_loop_that_reads_back_goes_with_it(turns: int, *,
             machine.launch(3 * US, NORM, times=turns)
 
     found = verdict(step).finding("host-sync")
-    assert found.evidence["looped_kernels_per_step"] == (79 + turns if goes else 79)
+    assert found.evidence["looped_kernels_per_step"] == (39 + turns if goes else 39)
+    assert found.evidence["looped_copies_per_step"] == 40
+
+
+@pytest.mark.parametrize(("kernels", "named"), [(8, "work item by item"), (0, "synchronization")])
+def test_a_loop_whose_waits_cost_little_is_named_as_the_limit(kernels: int, named: str) -> None:
+    """Eight launches for an item take longer than the wait behind them. No loop is refuted by leaving out its waits."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for _ in range(100):
+            machine.launch(3 * US, PICK, times=kernels)
+            machine.item()
+
+    diagnosis = verdict(step)
+    found = diagnosis.findings[0]
+    assert found.id == "host-sync"
+    assert named in diagnosis.headline
+    assert "for one item only" in found.refute
+    assert found.evidence["looped_kernels_per_step"] == kernels * 99
+    assert found.evidence["looped_copies_per_step"] == 100
 
 
 @pytest.mark.parametrize(

@@ -593,6 +593,29 @@ def test_data_of_equal_size_in_every_step_may_stay_on_the_gpu(differing: int) ->
         assert staying.gain == pytest.approx(12 / 8, rel=0.05)
 
 
+@pytest.mark.parametrize("values", [0, 1, 20])
+def test_small_tensors_of_a_set_that_is_fetched_are_no_read_backs(values: int) -> None:
+    """A copy of all weights waits for each, mostly small ones; only values that are read elsewhere are read back."""
+
+    def step(machine: Machine) -> None:
+        for place in range(40):
+            machine.launch(5 * US)
+            if place < values:
+                machine.item()
+        for weight in range(160):
+            large = weight % 4 == 0
+            size = 1_000_000 * (1 + weight % 5) if large else 1_024
+            machine.copy(50 * US if large else 2 * US, size, "device-to-host", pinned=False)
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == "blocking-copy"
+    found = diagnosis.finding("host-sync")
+    if values <= 1:  # a loss
+        assert found is None or found.severity == "info"
+    else:
+        assert (found.evidence["waits_per_step"], found.evidence["readbacks_per_step"]) == (values, values)
+
+
 @pytest.mark.parametrize("fetched_bytes", [40_000_000, 50_000_000])
 def test_remedies_for_copies_in_one_direction_leave_those_in_the_other(fetched_bytes: int) -> None:
     """5 ms of input, 1 ms of work, and 6 ms of results, all of which block the host."""

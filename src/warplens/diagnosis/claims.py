@@ -107,7 +107,8 @@ class Claims:
 def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     """Divides the wall time of a window, or of a phase of it, among the causes that these rules know."""
     causes = tuple(rule.id for rule in rules)
-    by_host, issuing, moved = _gap_claims(facts, is_unfused(facts))
+    delaying = frozenset(rule.id for rule in rules if rule.delays(facts))
+    by_host, issuing, moved = _gap_claims(facts, is_unfused(facts), delaying)
     gap_shares = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
     gaps, issuing = _with_structure(facts, gap_shares, by_host, issuing)
     gaps |= {id_: facts.causes[id_] for id_ in (UNEVEN, IN_TURN, REPLICATED) if id_ in facts.causes}
@@ -171,7 +172,9 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s, 
     return claimant, share, wanted
 
 
-def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str, int], dict[str, int]]:
+def _gap_claims(
+    facts: Facts, unfused: bool, delaying: frozenset[str]
+) -> tuple[dict[str, Spent], dict[str, int], dict[str, int]]:
     """The time of each pause by cause; by cause, the part in which the host issued work; and the modelled part."""
     nothing, causes = Spent.none(facts.gaps.height), facts.causes
     launch, copying = reduce(Spent.plus, (causes[name] for name in _LAUNCH)), causes["blocking-copy"]
@@ -183,7 +186,7 @@ def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str
         "allocator-churn": causes["allocation"],
         "host-stall": causes["host"],
     }
-    moved = _launches_behind(facts, {name: spent.total for name, spent in own.items()}, launch)
+    moved = _launches_behind(facts, {name: spent.total for name, spent in own.items() if name in delaying}, launch)
     for spent in moved.values():
         launch = launch.plus(spent, -1)
     issuing = {name: spent.total for name, spent in moved.items()}
@@ -245,9 +248,9 @@ def _waits_delay(facts: Facts) -> bool:
 def _blocked_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
     """Host time by cause in which it could not issue work, for causes that occur inside the steps."""
     host, limits = facts.host, facts.thresholds
-    blocked = {"host-stall": own_ns["host-stall"]}
+    blocked = {"host-stall": own_ns.get("host-stall", 0)}
     if facts.waits_inside and _waits_delay(facts):
         blocked["host-sync"] = host.blocked_ns + host.waited_ns
     if host.allocations >= limits.allocations_per_step * facts.process_steps:
         blocked["allocator-churn"] = host.allocation_ns
-    return {name: time for name, time in blocked.items() if time}
+    return {name: time for name, time in blocked.items() if time and name in own_ns}

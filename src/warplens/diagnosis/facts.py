@@ -411,14 +411,18 @@ class Facts:
 
     @cached_property
     def waits_inside(self) -> bool:
-        """Whether the host waits inside the steps, and not only at their ends.
+        """Whether the host waits inside the steps, and not only at their ends."""
+        return self.host.waits > self.normal_waits
+
+    @property
+    def normal_waits(self) -> float:
+        """So many waits of the window may all be at the ends of its steps.
 
         Steps that no range names may be anything that repeats, such as a layer: a wait in each of them counts as one
         inside.
         """
         named = self.timeline.steps.source == "range" and len(self.window.steps) > 0
-        least = self.thresholds.normal_waits_per_step if named else 0.5
-        return self.host.waits > least * self.process_steps
+        return self.process_steps * (self.thresholds.normal_waits_per_step if named else 0.5)
 
     @property
     def waits_crowded(self) -> bool:

@@ -212,6 +212,10 @@ class Rule:
         """Whether it keeps the host from running ahead, or makes it issue too much, in a way that no graph captures."""
         return self.needless(finding)
 
+    def delays(self, facts: Facts) -> bool:
+        """Whether its calls may keep the host from running ahead, so that it also claims pauses of later launches."""
+        return True
+
     def sought(self, facts: Facts) -> Int64s | None:
         """Time of each piece of work by which places are chosen if the finding claims no time; None for none."""
         return None

@@ -355,7 +355,9 @@ class Turns:
     """Loops of a step that launch the same few small kernels in each turn."""
 
     count: float  #: turns of the longest loop of a step
-    launches: float  #: launches of one of its turns
+    #: kernels, copies: of one of its turns; copies with fills of memory
+    kernels: float
+    copies: float
     share: Float64s  #: share of each piece of work that goes away if all turns become one
     #: whether a turn searches for the largest or smallest value, as greedy and dynamic programs do: the next turn
     #: probably needs its place
@@ -382,7 +384,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
     sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     nonlinear = program.marked("nonlinear") | program.marked("choosing")
     searching = program.marked("searching")
-    share, counts, lengths, searches = np.zeros(facts.work.height), [], [], False
+    share, counts, kernels, copies, searches = np.zeros(facts.work.height), [], [], [], False
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
             return None
@@ -407,10 +409,14 @@ def turns_of_step(facts: Facts) -> Turns | None:
         for length, begin, period in loops:
             share[rows[begin : begin + length]] = 1 - period / length
         length, begin, period = max(loops)
+        turn = rows[begin : begin + period]
         counts.append(length // period)
-        lengths.append(period)
-        searches = searches or bool(searching[rows[begin : begin + period]].any())
-    return Turns(float(np.mean(counts)), float(np.mean(lengths)), share, searches) if counts else None
+        kernels.append(int(program.is_kernel[turn].sum()))
+        copies.append(period - kernels[-1])
+        searches = searches or bool(searching[turn].any())
+    if not counts:
+        return None
+    return Turns(float(np.mean(counts)), float(np.mean(kernels)), float(np.mean(copies)), share, searches)
 
 
 def recurring_share(facts: Facts) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 import numpy as np
@@ -85,6 +85,13 @@ _ALL_TURNS: Final = Remedy(
     "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
     "# if a turn needs the result of the last: compile the loop, or write one kernel for the recurrence (a scan)",
     f"{GAIN}: the launches of one turn instead of all",
+)
+
+
+#: What that brings if each turn searches for the largest or smallest value.
+_IN_SEQUENCE: Final = (
+    "unknown: each turn searches for a value, and the next one probably needs its place; then only a compiled loop or "
+    "a kernel of your own does all turns at once"
 )
 
 
@@ -201,6 +208,12 @@ class _Repetition:
     removed_ns: int = 0  #: GPU time that goes away with it
     is_sequential: bool = False  #: whether each turn probably needs the result of the last
 
+    def beside(self) -> Remedy | None:
+        """Its remedy beside another one, with its own gain; none is told of turns that probably need each other."""
+        if self.at_once is None or not self.is_sequential:
+            return self.at_once and bringing(self.at_once, self.gain)
+        return replace(self.at_once, expected=_IN_SEQUENCE)
+
 
 _NO_REPETITION: Final = _Repetition("none", None, None, {})
 
@@ -232,7 +245,9 @@ def _turns(facts: Facts) -> _Repetition | None:
     if turns is None:
         return None
     gain = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True)
-    shown = {"turns_per_step": turns.count, "launches_per_turn_factor": turns.launches}
+    shown = {"turns_per_step": turns.count, "launches_per_turn_factor": turns.kernels}
+    if turns.copies:
+        shown["copies_per_turn_factor"] = turns.copies
     return _Repetition("turns", _ALL_TURNS, gain, shown, is_sequential=turns.searches)
 
 
@@ -375,7 +390,8 @@ class LaunchOverhead(Rule):
         "passes_per_step": "equal passes, which could be one batch if none needs the result of another",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
-        "launches_per_turn_factor": "launches per turn",
+        "launches_per_turn_factor": "kernels per turn",
+        "copies_per_turn_factor": "copies and fills per turn, if any",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
         "launch_call_median_ns": "duration of the launching call",
         "kernel_median_ns": "duration of the kernels",
@@ -426,7 +442,7 @@ class LaunchOverhead(Rule):
             remedies = (
                 first.at_once,
                 graph if replayed is graph_gain else bringing(graph, graph_gain),
-                *(bringing(one.at_once, one.gain) for one in (repetition, batch) if one.at_once and one is not first),
+                *(one.beside() for one in (repetition, batch) if one is not first),
                 _fewer_kernels(facts, networks=repetition.kind in ("cells", "none")),
                 _more_in_each(facts, replayed),
             )

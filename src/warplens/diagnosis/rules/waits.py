@@ -25,7 +25,7 @@ from warplens.diagnosis.rule import (
     remembered,
     seen_idle,
 )
-from warplens.diagnosis.rules.copies import link_copies, ones_at
+from warplens.diagnosis.rules.copies import fetched_sets, link_copies, ones_at
 from warplens.diagnosis.structure import backward_work, loops_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -47,6 +47,17 @@ _NO_CHECKS: Final = Remedy(
     "torch.autograd.set_detect_anomaly(False)  # Lightning: Trainer(detect_anomaly=False)\n"
     "# turn it on only for the few steps in which you look for a NaN\n"
     "# checks of your own: test the loss, or torch.nn.utils.get_total_norm of all gradients, once per step",
+)
+
+#: The headline of loops that read back item by item: their work counts as well as the waiting.
+_OF_LOOPS: Final = (
+    "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
+    "and into refilling the GPU's queue"
+)
+#: The refutation of such loops. Without their waits alone, they would still issue all items.
+_WITHOUT_LOOP: Final = (
+    "Run the loop for one item only, or leave it out of a test run: if the step takes as long as before, the loop was "
+    "not the limit."
 )
 
 
@@ -77,10 +88,11 @@ class HostSync(Rule):
     evidence: ClassVar = {
         **SEEN_IDLE,
         "readback_ns": "exposed time of those copies",
-        "looped_kernels_per_step": "work of loops that read a value back for every item, and of their backward pass",
+        "looped_kernels_per_step": "kernels of loops that read a value back for every item, and of their backward pass",
+        "looped_copies_per_step": "copies and fills of these loops, with the read-backs",
         **GPU_BUSY_SHARE,
-        "waits_per_step": "calls that block the host until the GPU is done",
-        "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
+        "waits_per_step": "calls that block the host until the GPU is done, but for copies of a set of tensors",
+        "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host, but for those of a set of tensors",
         "idle_ns_per_wait": "that idle time, per wait",
         "host_waiting_share": "share of the window in which the host waited for a busy GPU",
     }
@@ -92,6 +104,20 @@ class HostSync(Rule):
     precedence = "certain"
 
     crowded: ClassVar = Variant("The host waits for the GPU after every few launches, and never gets ahead of it")
+    checked: ClassVar = Variant(
+        "The host reads back whether each tensor holds a NaN, as anomaly detection does",
+        _OF_LOOPS,
+        "Leave these checks out of a test run: if the step takes as long as before, they were not the limit.",
+    )
+    looped: ClassVar = Variant(
+        "A loop reads a value back for every item, and the GPU runs dry each time", _OF_LOOPS, _WITHOUT_LOOP
+    )
+    issued: ClassVar = Variant(
+        "A loop issues work and reads a value back for every item, and the GPU waits for the next launch",
+        "Limited by loops that issue work item by item, and read a value back for each: {share} of the time goes into "
+        "them, and into refilling the GPU's queue",
+        _WITHOUT_LOOP,
+    )
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
@@ -99,18 +125,14 @@ class HostSync(Rule):
     longest_turn = Limit(64, "The same if turns are alike, and each selects by a mask: 19 launches to compare boxes.")
     backward_apart = Limit(0.2, "A loop of the backward pass has about as many turns as the loop with the read-backs.")
 
-    def headline_of(self, finding: Finding) -> str:
-        """The headline; that of loops says that their kernels count as well as the waiting."""
-        if not finding.evidence.get("looped_kernels_per_step"):
-            return self.headline
-        return (
-            "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
-            "and into refilling the GPU's queue"
-        )
-
     def makes_launches(self, finding: Finding) -> bool:
         """True: a host that waits cannot run ahead."""
         return True
+
+    def delays(self, facts: Facts) -> bool:
+        """False if all waits but those at the ends of steps are for sets of tensors, which `blocking-copy` tells."""
+        waits, _ = self._own_counts(facts)
+        return waits == facts.host.waits or waits > facts.normal_waits
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Copies of a few bytes to the host, and the work that a loop around them runs for each item."""
@@ -280,12 +302,39 @@ class HostSync(Rule):
             return None if calls is None else facts.replayed("no-synchronization", time=time, calls=calls)
         return facts.replayed("no-synchronization", time=self._loops(facts), calls=calls, elsewhere=True)
 
+    def _own_counts(self, facts: Facts) -> tuple[int, int]:
+        """Waits and read-backs of the window without those of sets of tensors, which are no values that are read."""
+        in_set = fetched_sets(facts)
+        if not in_set.any():
+            return facts.host.waits, facts.host.readbacks
+        bytes_, pageable = (facts.work[name].filter(in_set) for name in ("bytes", "pageable"))
+        small = int((bytes_ <= facts.thresholds.readback_bytes).sum())
+        waiting = int(pageable.fill_null(value=False).sum())
+        return max(facts.host.waits - waiting, 0), max(facts.host.readbacks - small, 0)
+
+    def _looped(self, facts: Facts) -> dict[str, float]:
+        """Evidence: kernels, copies and fills of the loops, counted like `launches_per_step`; none without loops."""
+        loops, kernels = self._loops(facts) > 0, facts.program.is_kernel
+        if not loops.any():
+            return {}
+        return {
+            "looped_kernels_per_step": int((loops & kernels).sum()) / facts.process_steps,
+            "looped_copies_per_step": int((loops & ~kernels).sum()) / facts.process_steps,
+        }
+
+    def _waits_little(self, facts: Facts, unwaited: Gain | None, without_loops: Gain | None) -> bool:
+        """Whether the waits of these loops cost less than what else the loops do for each item, as far as is known."""
+        if unwaited is None or without_loops is None:
+            return False
+        waiting, looping = (1 - 1 / gain.expected for gain in (unwaited, without_loops))
+        return waiting < facts.thresholds.dominant_share * looping
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
+        waits, readbacks = self._own_counts(facts)
         claimed = claims.total_ns(self.id)
-        waits = facts.host.waits / facts.process_steps
         is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
-        inside, checked = facts.waits_inside, bool(self._checks(facts).any())
+        inside, checked = facts.waits_inside and self.delays(facts), bool(self._checks(facts).any())
         looped = not checked and bool(self._loops(facts).any())
         removed = modelled(facts, "no-synchronization")
         rarely = Remedy(
@@ -313,25 +362,27 @@ class HostSync(Rule):
         has_own_remedy = checked or looped
         waited = facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
         only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
-        reads = facts.host.readbacks > 0 or not only_waits
+        reads = readbacks > 0 or not only_waits
         unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
+        replayed = self._replayed(facts) if claimed and inside else None
         return self.raised(
             facts,
             claimed,
             variant=first_of(
-                (checked, Variant("The host reads back whether each tensor holds a NaN, as anomaly detection does")),
-                (looped, Variant("A loop reads a value back for every item, and the GPU runs dry each time")),
-                (facts.waits_crowded, self.crowded),
+                (checked, self.checked),
+                (looped and self._waits_little(facts, unwaited, replayed), self.issued),
+                (looped, self.looped),
+                (inside and facts.waits_crowded, self.crowded),
                 default=USUAL,
             ),
             confidence="high" if facts.sure and inside else "medium",
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "readback_ns": int(facts.program.own_ns[link_copies(facts, read_back=True)].sum()),
-                "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
-                "waits_per_step": waits if is_whole else None,
-                "readbacks_per_step": facts.host.readbacks / facts.process_steps if is_whole else None,
-                "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
+                **self._looped(facts),
+                "waits_per_step": waits / facts.process_steps if is_whole else None,
+                "readbacks_per_step": readbacks / facts.process_steps if is_whole else None,
+                "idle_ns_per_wait": seen / waits if is_whole and waits else None,
                 "host_waiting_share": waited if is_whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
@@ -348,9 +399,7 @@ class HostSync(Rule):
             ),
             informs=not inside,
             # If most of these pauses belong to a loop that goes away as a whole, the replay has the gain of that loop.
-            replayed=self._replayed(facts)
-            if claimed and inside and 2 * seen >= facts.idle("synchronization", "refill")
-            else None,
+            replayed=replayed if 2 * seen >= facts.idle("synchronization", "refill") else None,
             busy_ns=claims.busy_ns(self.id),
             issuing_ns=claims.issuing_ns[self.id],
             at_least=predicted(facts, "no-synchronization"),
