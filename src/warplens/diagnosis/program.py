@@ -438,12 +438,17 @@ class Program:
             yield self.order[begin:end]
 
     def runs_before(self, inside: Bools, following: Bools) -> Iterator[tuple[Int64s, int]]:
-        """The sequences of `runs` that one of the following pieces comes right after, and the row of that piece."""
-        begins, ends = self.edges(inside)
+        """The sequences of `runs` that one of the following pieces comes right after, and the row of that piece.
+
+        Memsets do not count: libraries clear a workspace or counters right before their kernels.
+        """
+        begins, ends = self.edges(inside | self.having("label", "memset"))
         after = np.minimum(ends, len(self.order) - 1)
         found = (ends < len(self.order)) & following[self.order[after]] & ~self.breaks[after]
         for begin, end in zip(begins[found].tolist(), ends[found].tolist(), strict=True):
-            yield self.order[begin:end], int(self.order[end])
+            run = self.order[begin:end]
+            if len(run := run[inside[run]]):
+                yield run, int(self.order[end])
 
     def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
         """The sequences of `runs` as begins and ends in `order`."""

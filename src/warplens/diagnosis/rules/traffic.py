@@ -90,6 +90,8 @@ class UnfusedChain(StructureRule):
     casts: ClassVar = Variant(
         "Weights are cast to 16 bits before each product, every time",
         "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
+        "Run once with weights in 16 bits (model.to(torch.bfloat16), without autocast): if it is not faster, casts of "
+        "weights are not its limit.",
     )
     loss: ClassVar = Variant(
         "The loss makes a separate pass over all scores for each operation",
@@ -439,13 +441,14 @@ class UnfusedChain(StructureRule):
         return facts.replayed(time=np.where(casts, 1.0, np.where(wide, 0.5, 0.0)), calls=casts.astype(np.float64))
 
     def _gain_of_compiler(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
-        """Gain of fusing each chain into one pass.
+        """Gain of fusing each chain into one pass, with the casts of weights that products of libraries still need.
 
-        A compiler may or may not fuse the passes that make operands into the kernels that read them, so the expected
+        A compiler may or may not fuse the copies that make operands into the kernels that read them, so the expected
         gain is the geometric mean of both.
         """
         share = np.where(made, 0.0, claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1))
-        unfused, fused = facts.replayed(time=share), facts.replayed(time=np.where(made, 1.0, share))
+        copies = made & ~self._casts(facts)
+        unfused, fused = facts.replayed(time=share), facts.replayed(time=np.where(copies, 1.0, share))
         if unfused is None or fused is None:
             return None
         return Gain(math.sqrt(unfused.expected * fused.expected), unfused.low, fused.high)
@@ -567,7 +570,7 @@ class UnfusedChain(StructureRule):
         if any(_are_most(facts, passes.claimed, cause) for cause in causes):
             return None
         narrow = self._gain_of_narrow_weights(facts)
-        fused = self._without(facts, claims)
+        fused = self._gain_of_compiler(facts, claims, passes.made)
         if narrow is None or fused is None or narrow.expected <= fused.expected:
             return None
         return _NarrowFirst(narrow, fused)
@@ -592,8 +595,11 @@ class UnfusedChain(StructureRule):
         passes: _ClaimedPasses,
         cause: Cause,
         narrow: _NarrowFirst | None,
-    ) -> Remedy:
-        """The remedy of a compiler, with the gain of the finding if it mends the main cause, else with its own."""
+    ) -> Remedy | None:
+        """The remedy of a compiler, with the gain of the finding if it mends the main cause, else with its own.
+
+        None if a compiler gains nothing.
+        """
         program = facts.program
         remedy = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         convolutions_ns = time_of(program, program.labelled("convolution"))
@@ -602,7 +608,7 @@ class UnfusedChain(StructureRule):
         if cause.by_fusing:
             return remedy
         gain = narrow.fused if narrow is not None else self._gain_of_compiler(facts, claims, passes.made)
-        return bringing(remedy, gain, self.model)
+        return None if gain is not None and gain.expected <= 1 else bringing(remedy, gain, self.model)
 
 
 def _are_most(facts: Facts, claimed: Bools, which: Bools) -> bool:
