@@ -244,9 +244,14 @@ class UnfusedChain(StructureRule):
 
     @remembered
     def _casts(self, facts: Facts) -> Bools:
-        """Casts to 16 bits right before products in inference, which autocast repeats every time."""
+        """Casts to 16 bits right before products in inference, which autocast repeats every time.
+
+        Strided casts are none of weights, which keep their layout.
+        """
+        program = facts.program
         casts = np.zeros(facts.work.height, dtype=np.bool_)
-        for run, _ in self._before_products(facts, facts.program.marked("narrowing")):
+        narrowing = program.marked("narrowing") & ~program.marked("strided")
+        for run, _ in self._before_products(facts, narrowing, over_memsets=True):
             casts[run] = True
         return casts if self._take_enough(facts, casts) else np.zeros_like(casts)
 
@@ -353,14 +358,18 @@ class UnfusedChain(StructureRule):
         enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._share_of_limit(facts) < 1
         return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
 
-    def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
+    def _before_products(
+        self, facts: Facts, which: Bools, least_ns: int = 0, *, over_memsets: bool = False
+    ) -> Iterator[tuple[Int64s, int]]:
         """The last few of these pieces before each product, with the product; none if the program trains.
 
         Pieces shorter than `least_ns` do not count: kernels that make a small mask lie between a product and its
         operands.
         """
         program = facts.program
-        for run, product in () if facts.trains else program.runs_before(which, program.products):
+        if facts.trains:
+            return
+        for run, product in program.runs_before(which, program.products, over_memsets=over_memsets):
             yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], product
 
     def _take_enough(self, facts: Facts, which: Bools) -> bool:
