@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tests.analysis.builders import Row, call, copy, graph, kernel, launch, nvtx, trace
+from tests.analysis.builders import Row, call, copy, graph, kernel, launch, memset, nvtx, trace
 from warplens.profile import Device, Trace
 
 US = 1_000
@@ -58,6 +58,7 @@ class Machine:
     kernels: list[Row] = field(default_factory=list)
     calls: list[Row] = field(default_factory=list)
     copies: list[Row] = field(default_factory=list)
+    memsets: list[Row] = field(default_factory=list)
     graphs: list[Row] = field(default_factory=list)
     ranges: list[Row] = field(default_factory=list)
 
@@ -89,6 +90,12 @@ class Machine:
         if not pinned:
             self.host = max(self.host, end)
             self.calls[-1] = {**self.calls[-1], "end_ns": self.host}
+
+    def clear(self, duration: int) -> None:
+        """`cudaMemsetAsync`."""
+        self._issue("cudaMemsetAsync")
+        start, end = self._run(duration)
+        self.memsets.append(memset(start, end, correlation=self.count))
 
     def wait(self, *, whole_device: bool = False) -> None:
         """`cudaStreamSynchronize`, or `cudaDeviceSynchronize`: until the GPU has done all."""
@@ -133,7 +140,7 @@ class Machine:
             self.calls,
             sorted(self.ranges, key=lambda row: (row["start_ns"], -row["end_ns"])),
             copies=self.copies,
-            memsets=[],
+            memsets=self.memsets,
             graph_launches=self.graphs,
         )
         if self.device is None:

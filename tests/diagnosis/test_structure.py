@@ -392,6 +392,49 @@ def test_casts_before_products_are_needed_where_weights_change(trains: bool) -> 
         assert found.findings[0].expected == pytest.approx(320 / 120, rel=0.05), "casts go away, and nothing else"
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_casts_stand_before_products_that_clear_a_workspace_first(clears: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US, CAST)
+            if clears:
+                machine.clear(1 * US)
+            machine.launch(100 * US)
+            machine.launch(20 * US, GELU, times=4)
+
+    finding = verdict(step).findings[0]
+    assert finding.title.startswith("Weights are cast to 16 bits before each product")
+    assert "model.to(torch.bfloat16)" in finding.refute
+    keeping, compiling, *_ = finding.remedies
+    assert (keeping.action, compiling.action) == ("Keep the weights as they are used", "Compile the blocks")
+    assert 1.05 < (compiling.gain or 0) < 380 / 300, "the activations are fused, and the casts of the weights stay"
+
+
+def test_casts_to_another_layout_are_none_of_weights() -> None:
+    strided = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<bfloat16_copy_kernel_cuda>>(int)"
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(100 * US, ADD, times=4)
+            machine.launch(200 * US, strided)
+            machine.clear(1 * US)
+            machine.launch(100 * US)
+
+    finding = verdict(step).findings[0]
+    assert not any("weights" in remedy.action for remedy in finding.remedies)
+
+
+def test_no_compiler_is_told_of_casts_of_weights_alone() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US, CAST)
+            machine.launch(100 * US)
+
+    finding = verdict(step).findings[0]
+    assert finding.remedies[0].action == "Keep the weights as they are used"
+    assert not any("Compile" in remedy.action for remedy in finding.remedies)
+
+
 @pytest.mark.parametrize(
     ("passes", "product", "us", "expected"),
     [

@@ -437,13 +437,23 @@ class Program:
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             yield self.order[begin:end]
 
-    def runs_before(self, inside: Bools, following: Bools) -> Iterator[tuple[Int64s, int]]:
-        """The sequences of `runs` that one of the following pieces comes right after, and the row of that piece."""
-        begins, ends = self.edges(inside)
+    def runs_before(
+        self, inside: Bools, following: Bools, *, over_memsets: bool = False
+    ) -> Iterator[tuple[Int64s, int]]:
+        """The sequences of `runs` that one of the following pieces comes right after, and the row of that piece.
+
+        Args:
+            inside: pieces of the sequences.
+            following: pieces that come after one.
+            over_memsets: whether memsets in between do not count. Libraries clear a workspace right before a kernel.
+        """
+        begins, ends = self.edges(inside | self.having("label", "memset") if over_memsets else inside)
         after = np.minimum(ends, len(self.order) - 1)
         found = (ends < len(self.order)) & following[self.order[after]] & ~self.breaks[after]
         for begin, end in zip(begins[found].tolist(), ends[found].tolist(), strict=True):
-            yield self.order[begin:end], int(self.order[end])
+            run = self.order[begin:end]
+            if len(run := run[inside[run]]):
+                yield run, int(self.order[end])
 
     def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
         """The sequences of `runs` as begins and ends in `order`."""

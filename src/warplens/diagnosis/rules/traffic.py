@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
-import polars as pl
 
 from warplens.analysis.frames import sums_between
 from warplens.diagnosis.claims import Claims
@@ -21,6 +20,7 @@ from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
+from warplens.diagnosis.written_out import FORMS, written_out
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 
@@ -90,6 +90,8 @@ class UnfusedChain(StructureRule):
     casts: ClassVar = Variant(
         "Weights are cast to 16 bits before each product, every time",
         "Limited by casts of weights: keeping them in 16 bits could save {share} of the time",
+        "Run once with weights in 16 bits (model.to(torch.bfloat16), without autocast): if it is not faster, casts of "
+        "weights are not its limit.",
     )
     loss: ClassVar = Variant(
         "The loss makes a separate pass over all scores for each operation",
@@ -242,9 +244,14 @@ class UnfusedChain(StructureRule):
 
     @remembered
     def _casts(self, facts: Facts) -> Bools:
-        """Casts to 16 bits right before products in inference, which autocast repeats every time."""
+        """Casts to 16 bits right before products in inference, which autocast repeats every time.
+
+        Strided casts are none of weights, which keep their layout.
+        """
+        program = facts.program
         casts = np.zeros(facts.work.height, dtype=np.bool_)
-        for run, _ in self._before_products(facts, facts.program.marked("narrowing")):
+        narrowing = program.marked("narrowing") & ~program.marked("strided")
+        for run, _ in self._before_products(facts, narrowing, over_memsets=True):
             casts[run] = True
         return casts if self._take_enough(facts, casts) else np.zeros_like(casts)
 
@@ -351,14 +358,18 @@ class UnfusedChain(StructureRule):
         enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._share_of_limit(facts) < 1
         return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
 
-    def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
+    def _before_products(
+        self, facts: Facts, which: Bools, least_ns: int = 0, *, over_memsets: bool = False
+    ) -> Iterator[tuple[Int64s, int]]:
         """The last few of these pieces before each product, with the product; none if the program trains.
 
         Pieces shorter than `least_ns` do not count: kernels that make a small mask lie between a product and its
         operands.
         """
         program = facts.program
-        for run, product in () if facts.trains else program.runs_before(which, program.products):
+        if facts.trains:
+            return
+        for run, product in program.runs_before(which, program.products, over_memsets=over_memsets):
             yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], product
 
     def _take_enough(self, facts: Facts, which: Bools) -> bool:
@@ -439,13 +450,14 @@ class UnfusedChain(StructureRule):
         return facts.replayed(time=np.where(casts, 1.0, np.where(wide, 0.5, 0.0)), calls=casts.astype(np.float64))
 
     def _gain_of_compiler(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
-        """Gain of fusing each chain into one pass.
+        """Gain of fusing each chain into one pass, with the casts of weights that products of libraries still need.
 
-        A compiler may or may not fuse the passes that make operands into the kernels that read them, so the expected
+        A compiler may or may not fuse the copies that make operands into the kernels that read them, so the expected
         gain is the geometric mean of both.
         """
         share = np.where(made, 0.0, claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1))
-        unfused, fused = facts.replayed(time=share), facts.replayed(time=np.where(made, 1.0, share))
+        copies = made & ~self._casts(facts)
+        unfused, fused = facts.replayed(time=share), facts.replayed(time=np.where(copies, 1.0, share))
         if unfused is None or fused is None:
             return None
         return Gain(math.sqrt(unfused.expected * fused.expected), unfused.low, fused.high)
@@ -567,7 +579,7 @@ class UnfusedChain(StructureRule):
         if any(_are_most(facts, passes.claimed, cause) for cause in causes):
             return None
         narrow = self._gain_of_narrow_weights(facts)
-        fused = self._without(facts, claims)
+        fused = self._gain_of_compiler(facts, claims, passes.made)
         if narrow is None or fused is None or narrow.expected <= fused.expected:
             return None
         return _NarrowFirst(narrow, fused)
@@ -592,8 +604,11 @@ class UnfusedChain(StructureRule):
         passes: _ClaimedPasses,
         cause: Cause,
         narrow: _NarrowFirst | None,
-    ) -> Remedy:
-        """The remedy of a compiler, with the gain of the finding if it mends the main cause, else with its own."""
+    ) -> Remedy | None:
+        """The remedy of a compiler, with the gain of the finding if it mends the main cause, else with its own.
+
+        None if a compiler gains nothing.
+        """
         program = facts.program
         remedy = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         convolutions_ns = time_of(program, program.labelled("convolution"))
@@ -602,7 +617,7 @@ class UnfusedChain(StructureRule):
         if cause.by_fusing:
             return remedy
         gain = narrow.fused if narrow is not None else self._gain_of_compiler(facts, claims, passes.made)
-        return bringing(remedy, gain, self.model)
+        return None if gain is not None and gain.expected <= 1 else bringing(remedy, gain, self.model)
 
 
 def _are_most(facts: Facts, claimed: Bools, which: Bools) -> bool:
@@ -701,16 +716,9 @@ _AS_THEY_ARE: Final = Remedy(
     f"{GAIN}: no operand is written and read again for each product",
 )
 
-#: Fused operators in PyTorch and other libraries, by a pattern of the kernels that they replace.
-_FUSED_OPERATORS: Final = (
-    (
-        r"(?i)batch_?norm|\bbn_|welford",
-        "# batch norms: channels last for cuDNN's fused ones; inference: torch.nn.utils.fuse_conv_bn_eval(conv, norm)",
-    ),
-    (r"(?i)rsqrt|layer_?norm|rms_?norm|pow_tensor_scalar", "# F.rms_norm, F.layer_norm"),
-    (r"(?i)gelu|tanh_kernel|(?<![a-z])erf(?![a-z])", "# F.gelu(x, approximate='tanh') for a written-out GELU"),
-    (r"(?i)nll|cross_entropy|logsumexp|log_?softmax", "# F.cross_entropy, also with label_smoothing=, liger-kernel"),
-    (r"(?i)cos_|sin_|neg_|CatArray", "# liger-kernel or flash-attn for rotary embeddings"),
+#: For batch norms that are a pass of their own, or several.
+_BATCH_NORMS: Final = (
+    "# batch norms: channels last for cuDNN's fused ones; inference: torch.nn.utils.fuse_conv_bn_eval(conv, norm)"
 )
 
 #: For passes in 32 bits.
@@ -720,14 +728,13 @@ _IN_16_BITS: Final = Remedy(
     "half the memory traffic of passes that are in 32 bits now",
 )
 
-#: Share of the chains' time from which on a fused operator is worth a line.
+#: Least share of the chains' time of what is worth a line.
 _LEAST_TOLD_SHARE: Final = 0.05
 
 #: Text for kernels by a pattern of their names; the first match counts.
 _KINDS: Final = (
     ("Norms", r"(?i)rsqrt|norm|mean|var_|welford|pow_tensor_scalar"),
     ("Losses", r"(?i)softmax|nll|cross_entropy|logsumexp"),
-    ("Rotary embeddings", r"(?i)cos_|sin_|neg_|CatArray"),
     ("Activations", r"(?i)gelu|silu|sigmoid|tanh|relu|erf|GeluCUDA|exp_kernel"),
     ("Masks", r"(?i)dropout|where|masked|bernoulli|compare"),
     ("Casts", r"(?i)copy_kernel|direct_copy|to_copy"),
@@ -735,31 +742,36 @@ _KINDS: Final = (
 
 
 def _with_fused_operators(facts: Facts, members: Bools) -> Remedy | None:
-    """The remedy with the fused operators for what these kernels compute; None if there are none."""
+    """The remedy with the fused operators for what these kernels write out; None if there are none."""
     program = facts.program
-    kernels = np.flatnonzero(members & program.is_kernel)
-    spent = np.bincount(program.name_codes[kernels], program.own_ns[kernels], len(program.full_names()))
-    least = _LEAST_TOLD_SHARE * spent.sum()
-    held = [(name, time) for name, time in zip(program.full_names(), spent, strict=True) if time]
-    of_each = ((code, sum(time for name, time in held if re.search(kind, name))) for kind, code in _FUSED_OPERATORS)
-    operators = "\n".join(code for code, time in of_each if time > least)
+    of_each = ((form.operators, rows[members[rows]]) for form, rows in zip(FORMS, written_out(facts), strict=True))
+    parts = [(_BATCH_NORMS, np.flatnonzero(_batch_norms(facts) & members)), *of_each]
+    least = _LEAST_TOLD_SHARE * time_of(program, members & program.is_kernel)
+    operators = "\n".join(code for code, rows in parts if time_of(program, rows) > least)
     return Remedy("Use the fused operator where there is one", operators, "one pass for each") if operators else None
+
+
+def _batch_norms(facts: Facts) -> Bools:
+    """Batch norms in a pass of their own that a convolution could include, or in several because of their format."""
+    program = facts.program
+    if facts.trains or program.marked("batch-statistics").any():
+        return program.labelled("normalization") & program.marked("channels-first")
+    return program.marked("inferring-norm")
 
 
 def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:
     """Text naming the kinds of kernels, and of copies on the GPU, with most of the time of these pieces."""
     program = facts.program
-    kernels = members & program.is_kernel
-    copies = members & ~program.is_kernel
-    names = facts.timeline.trace.kernels["full_name"].gather(facts.work["row"].filter(pl.Series(kernels)))
-    frame = pl.DataFrame({"name": names.cast(pl.String), "time": program.own_ns[kernels]})
-    kind = pl.lit("Elementwise operations")
-    for word, pattern in reversed(_KINDS):
-        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(word)).otherwise(kind)
-    sums = frame.group_by(kind.alias("kind")).agg(pl.col("time").sum())
-    if copies.any():
-        copied = pl.DataFrame({"kind": ["Copies on the GPU"], "time": [time_of(program, copies)]}, schema=sums.schema)
-        sums = sums.extend(copied)
-    sums = sums.sort("time", "kind", descending=[True, False])
-    first, *rest = sums["kind"].head(most).to_list()
+    of_names = np.array([_kind(name) for name in program.full_names()] or [""], dtype=np.object_)
+    kinds = np.where(program.is_kernel, of_names[program.name_codes], "Copies on the GPU")
+    for form, rows in zip(FORMS, written_out(facts), strict=True):
+        kinds[rows] = form.kind
+    names, kind = np.unique(kinds[members].astype(np.str_), return_inverse=True)
+    spent = np.bincount(kind, program.own_ns[members])
+    first, *rest = names[np.lexsort((names, -spent))][:most].tolist()
     return " and ".join([first, *(word[0].lower() + word[1:] for word in rest)])
+
+
+def _kind(name: str) -> str:
+    """Text for kernels of this name."""
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, name)), "Elementwise operations")
