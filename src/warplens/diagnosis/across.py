@@ -266,7 +266,7 @@ def _with_stalls(finding: Finding) -> Finding:
     idle = finding.evidence.get("idle_share", 0.0)
     remedies = tuple(
         replace(remedy, expected=f"{remedy.expected}{told}")
-        if "CUDA graph" in remedy.action and remedy.gain is not None and 1 - 1 / remedy.gain > idle
+        if remedy.captures and remedy.gain is not None and 1 - 1 / remedy.gain > idle
         else remedy
         for remedy in finding.remedies
     )

@@ -74,6 +74,9 @@ class Remedy:
         gain_by_batch: for more work at a time: multiple of the work → gain for the same work. `gain` is one of these;
             `expected` says which.
         basis: basis of `gain_interval`; None with `gain`.
+        id: key of its counterparts for other frameworks and engines; empty if it has none. Not part of any output.
+        compiles: whether its code compiles, which a compiled program does already. Not part of any output.
+        captures: whether its code captures CUDA graphs, likewise.
     """
 
     action: str
@@ -83,6 +86,9 @@ class Remedy:
     gain_interval: tuple[float, float] | None = None
     gain_by_batch: Mapping[int, float] | None = None
     basis: Basis | None = None
+    id: str = field(default="", kw_only=True, repr=False)
+    compiles: bool = field(default=False, kw_only=True, repr=False)
+    captures: bool = field(default=False, kw_only=True, repr=False)
 
 
 #: How a finding is located: by calls that block the host, by pauses of the launching thread, or by work.

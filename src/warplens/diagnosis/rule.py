@@ -562,6 +562,7 @@ STEPS_ONLY: Final = Remedy(
     "nsys profile --capture-range=cudaProfilerApi python train.py  # torch.cuda.profiler.start() after warm-up\n"
     "# or a range around each step, torch.cuda.nvtx.range('step'), or --window for the profile at hand",
     "numbers of the steady workload, without its start-up",
+    id="steps-only",
 )
 
 #: Begin of the text for a predicted change, which refers to the program as recorded, with the profiler.

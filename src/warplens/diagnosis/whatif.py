@@ -88,7 +88,7 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     if asked and not known:
         raise UsageError("no finding of this profile has an expected gain: there is nothing to predict together")
     chosen = _chosen(asked, known)
-    worth = [finding for finding in known if finding.remedies[0].action != STEPS_ONLY.action][:_MOST]
+    worth = [finding for finding in known if finding.remedies[0].id != STEPS_ONLY.id][:_MOST]
     if not (worth or chosen) or facts.pace is None or not facts.busy_ns:
         if asked:
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")

@@ -317,7 +317,7 @@ def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     bringing = next((remedy for remedy in finding.remedies if remedy.gain is not None), None)
     if first is not None and first.gain is None and bringing is not None:
         interval += f", by a later remedy (“{bringing.action}”)"
-    if first is not None and first.action == STEPS_ONLY.action:  # its code is fitted to the program
+    if first is not None and first.id == STEPS_ONLY.id:  # its code is fitted to the program
         interval += ", where steady steps have this cause, too"
     return f"{interval}; {bound}" if bound else interval
 

@@ -65,15 +65,16 @@ def _words(verdict: str, *, known: bool) -> str:
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
-    """All fields of a finding but `basis` and `variant`; `bound` is repeated as `gain_ceiling`, its older name."""
-    data = _shown(finding) | {"remedies": [*map(_shown, finding.remedies)]}
+    """A finding and its remedies without internal fields; `bound` is repeated as `gain_ceiling`, its older name."""
+    remedies = [_without(remedy, "basis", "id", "compiles", "captures") for remedy in finding.remedies]
+    data = _without(finding, "basis", "variant") | {"remedies": remedies}
     names = list(data)
     after = names.index("bound") + 1
     return {name: data[name] for name in names[:after]} | {"gain_ceiling": finding.bound} | data
 
 
-def _shown(item: Finding | Remedy) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in ("basis", "variant")}
+def _without(item: Finding | Remedy, *internal: str) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in internal}
 
 
 #: Names of the parts of the launching thread's time.

@@ -324,6 +324,7 @@ _ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
         Remedy(
             "Launch fewer kernels",
             "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
+            captures=True,
         ),
     ),
     "synchronization": Remedy(

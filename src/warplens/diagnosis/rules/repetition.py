@@ -526,6 +526,7 @@ class PerExpertLoop(StructureRule):
                         "# fixed capacities for each part, then\n"
                         "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
                         "the launches go away, the small products stay",
+                        captures=True,
                     ),
                     facts.replayed("no-synchronization", "cuda-graph"),
                 ),

@@ -247,6 +247,7 @@ class IncompleteProfile(Rule):
                     "# no torch.cuda.Stream() around work that waits for the other stream anyway\n"
                     "# close other programs that use the GPU",
                     f"at most {times(ceiling(facts.wall_ns, idle))}",
+                    id="same-stream",
                 ),
             ),
         )
@@ -573,7 +574,7 @@ def _shapes(facts: Facts) -> Remedy | None:
                 "# or: warplens collect torch -- python train.py\n"
                 "warplens headroom PATH --with TRACE"
             )
-            return Remedy("Record the shapes of the operators", how, expected)
+            return Remedy("Record the shapes of the operators", how, expected, id="record-shapes")
     return None
 
 
