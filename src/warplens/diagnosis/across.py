@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Severity, about
+from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Headline, Severity, about
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
@@ -31,8 +31,7 @@ class RunDiagnosis:
     """The limits of a run, and what to do about them."""
 
     verdict: str  #: id of the main limiter; the first finding has it
-    #: a few sentences for people: the main limiter, ranks with another verdict, and how many ranks have no profile
-    headline: str
+    headline_parts: Headline  #: for people: the main limiter, ranks with another verdict, and ranks without a profile
     headline_share: float | None  #: the share of a rank's window in the headline; None if it has none
     unprofiled_share: float | None  #: the same share of the time without the profiler; None without `headline_share`
     #: the verdict; then costs between ranks and causes that all ranks share, the worst first
@@ -41,6 +40,11 @@ class RunDiagnosis:
     run: Run  #: the ranks side by side
     #: rank → number of its file, and its position among the ranks of that file
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """A few sentences for people."""
+        return str(self.headline_parts)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -77,21 +81,25 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
         first, *rest = between
-        headline, example = f"{first.title}; {gain_text(first)} {first.gained}.", None
+        headline, example = _titled(first), None
     else:
         first, rest = own, between
-        text = f"{own.title}; {gain_text(own)} {own.gained}." if example is None else example.headline
-        headline = " ".join([f"On {of}: {text[:1].lower()}{text[1:]}", *_other_verdicts(ranks, first.id)])
+        limit = _titled(own) if example is None else example.headline_parts
+        headline = replace(limit, ranks=of, others=tuple(_other_verdicts(ranks, first.id)))
     findings = (first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order))
     return RunDiagnosis(
         verdict=first.id,
-        headline=f"{headline}{_unseen(run)}",
+        headline_parts=replace(headline, others=(*headline.others, *_unseen(run))),
         headline_share=None if example is None else example.headline_share,
         unprofiled_share=None if example is None else example.unprofiled_share,
         findings=tuple(_as_certain(found, run) for found in findings),
         ranks=dict(ranks),
         run=run,
     )
+
+
+def _titled(finding: Finding) -> Headline:
+    return Headline(finding.title, gain=f"{gain_text(finding)} {finding.gained}")
 
 
 class _OwnLimit(NamedTuple):
@@ -150,13 +158,12 @@ def _unexplained(finding: Finding) -> tuple[float, str]:
     return max(shares, key=itemgetter(0))
 
 
-def _unseen(run: Run) -> str:
-    """How many ranks of the run have no profile, as a sentence with a space before it; empty if all have one."""
+def _unseen(run: Run) -> Iterator[str]:
+    """A sentence with the number of ranks of the run that have no profile; none if all have one."""
     placing = run.result.placing
-    if not placing.missing or placing.world_size is None:
-        return ""
-    of = f"{len(placing.missing)} of {placing.world_size} ranks"
-    return f" {of} have no profile here: whether the same limits them is not known."
+    if placing.missing and placing.world_size is not None:
+        of = f"{len(placing.missing)} of {placing.world_size} ranks"
+        yield f"{of} have no profile here: whether the same limits them is not known."
 
 
 #: Below this share of communication kernels that were found on other ranks, waits between ranks are less certain.

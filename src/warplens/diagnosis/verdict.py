@@ -27,11 +27,13 @@ from warplens.diagnosis.evidence import Counted, counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
     CONFIDENCES,
+    LIMITED_BY,
     MANY,
     SEVERITIES,
     Coverage,
     Diagnosis,
     Finding,
+    Headline,
     PhaseVerdict,
     about,
     percent,
@@ -71,23 +73,27 @@ def headline(
     claims: Claims,
     others: Sequence[Finding] = (),
     what_if: WhatIfs | None = None,
-) -> str:
-    """The limit of the window and the gain, in one sentence.
+) -> Headline:
+    """The limit of the window and its gain.
 
-    Others say why it precedes a larger gain. What several small gains bring together is told, and what interrupts the
+    Further parts say why it precedes a larger gain, what several small gains bring together, and what interrupts the
     steady steps, and is left out.
     """
     steps = facts.timeline.steps
     left_out = (steps.interruptions, *steps.pauses) if facts.window.kind == "steady" else ()
-    told = (part.told for part in left_out if part is not None)
     verdict = first.finding
-    together = small_gains_together(verdict, what_if, facts.thresholds)
-    is_little = not together and _is_little(verdict, facts.thresholds)
-    return " ".join([_limit(facts, verdict, claims, is_little) + _precedes(first, others) + together, *told])
+    together = _small_gains_together(verdict, what_if, facts.thresholds)
+    limit = _limit(facts, verdict, claims, not together and _is_little(verdict, facts.thresholds))
+    return replace(
+        limit,
+        reasons=(*limit.reasons, *filter(None, [_precedes(first, others)])),
+        together=together,
+        left_out=tuple(part.told for part in left_out if part is not None),
+    )
 
 
-def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds = DEFAULTS) -> str:
-    """What remedies bring together, if that is much and the first one alone gains little; with a space before it.
+def _small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds) -> str:
+    """What remedies bring together, if that is much and the first one alone gains little.
 
     Causes may hide each other: a host that is as slow as the GPU's work gains nothing by less of either.
     """
@@ -102,7 +108,7 @@ def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thre
     hidden = "The causes hide each other: without" if best.expected > _EXCEEDS_SHARE * alone else "Without"
     *others, last = (id_ for id_ in best.findings if id_ != verdict.id)
     named = f"{', '.join(others)} and {last}" if others else last
-    return f" {hidden} {named} as well, it is {about(best.expected)} as fast."
+    return f"{hidden} {named} as well, it is {about(best.expected)} as fast."
 
 
 def _is_little(verdict: Finding, limits: Thresholds) -> bool:
@@ -138,21 +144,22 @@ class FirstToMend:
 
 
 def _precedes(first: FirstToMend, others: Sequence[Finding]) -> str:
-    """Why the verdict comes before a finding with a clearly larger gain, with a space before it; empty without one."""
+    """Why the verdict comes before a finding with a clearly larger gain; empty without one."""
     verdict = first.finding
     costly = (finding for finding in others if finding.severity != "info" and not _describes(finding))
     larger = max(costly, key=weight, default=None)
     if larger is None or _describes(verdict) or weight(verdict) - 1 >= _AS_MUCH * (weight(larger) - 1):
         return ""
-    return f" It comes before {larger.id} ({gain_text(larger)}): {first.before(larger).value}."
+    return f"It comes before {larger.id} ({gain_text(larger)}): {first.before(larger).value}."
 
 
 #: Behind a gain of more work at a time that is no warning.
-_MAY_BE_WELL: Final = " If there is no more work at a time, the program may be as good as it gets."
+_MAY_BE_WELL: Final = "If there is no more work at a time, the program may be as good as it gets."
 
 
-def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> str:
-    """The limit of the window and the gain, in one sentence, which says first if that gain is little."""
+def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> Headline:
+    """The limit of the window and the gain; it says first if that gain is little."""
+    gain = f"{gain_text(verdict)} {verdict.gained}"
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         text = template.format(share=percent(share))
@@ -162,20 +169,20 @@ def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> s
         if (saving := _difference(facts, verdict, claims, share, behind if behind > share else 0.0)) is not None:
             text += f"; {saving.clause}"
         if is_little:
-            text = f"Little to gain; {text[:1].lower()}{text[1:]}"
-        may_be_well = _MAY_BE_WELL if verdict.is_throughput and verdict.severity == "info" and not is_little else ""
-        return f"{text}; {gain_text(verdict)} {verdict.gained}.{may_be_well}"
+            return Headline(f"Little to gain; {text[:1].lower()}{text[1:]}", gain=gain)
+        reasons = (_MAY_BE_WELL,) if verdict.is_throughput and verdict.severity == "info" else ()
+        limit = text.removeprefix(LIMITED_BY)
+        return Headline(limit, opening="" if limit == text else LIMITED_BY, gain=gain, reasons=reasons)
     if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
-        return text
+        return Headline(text)
     if verdict.expected is not None:
-        return f"{verdict.title}; {gain_text(verdict)} {verdict.gained}."
+        return Headline(verdict.title, gain=gain)
     if not facts.wall_ns:
         # A name such as CUDA keeps its capitals.
         first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]
-        return f"The profile cannot answer: {first}{verdict.title[1:]}"
-    return (
-        f"This profile cannot say what limits the program. {verdict.title}{'' if verdict.title.endswith('.') else '.'}"
-    )
+        return Headline(f"The profile cannot answer: {first}{verdict.title[1:]}")
+    stop = "" if verdict.title.endswith(".") else "."
+    return Headline(f"This profile cannot say what limits the program. {verdict.title}{stop}")
 
 
 def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
@@ -397,7 +404,7 @@ def _evaluate(
     what_if = combined.result()
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, first, of_verdict, findings[1:], what_if),
+        headline_parts=headline(facts, first, of_verdict, findings[1:], what_if),
         findings=findings,
         per_phase=(),
         predictions=() if is_unanswerable else modelled,
