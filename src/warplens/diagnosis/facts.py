@@ -21,11 +21,11 @@ from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_
 from warplens.analysis.frames import Spent, all_equal, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
-from warplens.analysis.phases import phase_of_work
+from warplens.analysis.phases import PHASE, phase_of_work
 from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
+from warplens.analysis.window import PHASES, Window, unnumbered_name
 from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, told_apart
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
@@ -45,7 +45,6 @@ _OTHER_LABELS: Final = (
     *("memset", "graph"),
 )
 _KIND: Final = pl.Enum(list(WORK_KINDS))
-_PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
 WORK: Final = table(
     "diagnosis: work",
@@ -57,7 +56,7 @@ WORK: Final = table(
     Column("launch_start_ns", pl.Int64, "begin of the call that issued it; null where that was not recorded"),
     Column("launch_end_ns", pl.Int64, "end of it"),
     column("range", dtype=pl.Int64, help="row of the innermost range around that call"),
-    column("phase", dtype=_PHASE),
+    column("phase", dtype=PHASE),
     column("label", dtype=pl.Enum([*CATEGORIES, *_OTHER_LABELS]), help="category of a kernel, direction of a copy"),
     CLASSES.column("precision"),
     "tensor_cores",
@@ -75,7 +74,7 @@ GAPS: Final = table(
     "One pause of a GPU: its interval, and the work that ended it. `warplens.diagnosis.facts`.",
     "start_ns end_ns device",
     column("range", dtype=pl.Int64, help="row of the innermost range around the launch of the work that ended it"),
-    column("phase", dtype=_PHASE),
+    column("phase", dtype=PHASE),
 )
 
 #: Columns of `Timeline.work` that `WORK` takes over.
@@ -547,12 +546,12 @@ def _phases(timeline: Timeline, window: Window) -> pl.Series:
     Kernels reveal an optimizer that no range names, and other loops over the parameters. Work that a range or gradient
     operators place in a forward or backward pass is neither.
     """
-    phases = phase_of_work(timeline).cast(_PHASE)
+    phases = phase_of_work(timeline).cast(PHASE)
     named = (phases == "optimizer").any()
     marked = mark_loops(timeline, window) & ~phases.is_in(["forward", "backward"]).to_numpy()
     if not named:
         marked |= mark_optimizers(timeline, window)
-    return constant("optimizer", len(phases), _PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
+    return constant("optimizer", len(phases), PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
 
 
 def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:

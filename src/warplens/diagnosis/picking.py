@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
-from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of
+from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of, tensors_with_lists
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.structure import EMPTY_PRODUCT_NS, backward_work
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -54,8 +53,6 @@ _LEAST_TIMES: Final = 2.0
 _MOST_PICKED: Final = 0.5
 #: Bounds of any time.
 ANY_TIME: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-#: The sizes of one tensor in the text of an operator's shapes, lists of tensors included.
-_SIZES: Final = re.compile(r"\[(\d[\d, ]*)\]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +293,7 @@ def _multiplied_numbers(name: str, text: str | None) -> int:
 
 def _listed(text: str | None) -> list[int]:
     """Numbers of each tensor in these shapes, those in lists included."""
-    return [math.prod(map(int, sizes.split(","))) for sizes in _SIZES.findall(text or "")]
+    return [*map(math.prod, tensors_with_lists(text or ""))]
 
 
 @lru_cache(maxsize=65_536)

@@ -13,6 +13,7 @@ from warplens.analysis.headroom.shapes import tensors_with_lists
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
+from warplens.diagnosis.structure import MOST_KERNELS
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Least passes over a growing text: fewer grids may grow evenly by chance.
@@ -34,8 +35,6 @@ _MOST_TOKENS: Final = 4
 _MOST_TEXTS: Final = 64
 #: A token is sent to the GPU as a number of this size.
 _TOKEN_BYTES: Final = 8
-#: Longer sequences of a step are not searched.
-_MOST_KERNELS: Final = 200_000
 #: Least turns with an encoder pass before each token: fewer grids may grow evenly by chance.
 _LEAST_TURNS: Final = 4
 #: Least kernels of a recurring stretch in the same order on the same grids, more than a layer's norms and products.
@@ -119,7 +118,7 @@ def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> _Passes
         names: `Program.names`.
     """
     places = np.flatnonzero(program.passes[rows])
-    if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= _MOST_KERNELS:
+    if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= MOST_KERNELS:
         return None
     period, begin, stop = longest_repetition(names[rows[places]])
     repeats = (stop - begin) // period if period else 0
@@ -209,7 +208,7 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
         if rows is program.order and counts:
             break  # a step may be one token: then the turns are steps
         kernels = np.flatnonzero(program.is_kernel[rows])
-        if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= _MOST_KERNELS:
+        if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= MOST_KERNELS:
             continue
         begins, length = _stretches(program.launched_as(rows[kernels]), program.own_ns[rows[kernels]])
         if not length or not _follows_growing(program, rows[kernels], begins, length):
