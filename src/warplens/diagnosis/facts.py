@@ -29,7 +29,7 @@ from warplens.analysis.window import PHASES, Window, unnumbered_name
 from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, told_apart
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
-from warplens.diagnosis.pace import Gain, Less, Pace
+from warplens.diagnosis.pace import Gain, HostSpeed, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
@@ -309,7 +309,7 @@ class Facts:
             return UnprofiledStep(share.step_ns, share.step_ns, share.step_ns, measured=True, host_share=host_share)
         busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
         recorded = max(round(self.window.duration_ns / self.steps), busy)
-        times = [min(max(round(self.pace.duration_ns(place) / self.pace.steps), busy), recorded) for place in range(3)]
+        times = [min(max(round(self.pace.duration_ns(speed) / self.pace.steps), busy), recorded) for speed in HostSpeed]
         return UnprofiledStep(times[0], min(times), max(times), measured=False, host_share=share.usual)
 
     def replayed(

@@ -102,10 +102,8 @@ def _entries(answer: VerdictAnswer) -> Iterator[tuple[list[str | Marked], str]]:
     from warplens.report.markdown import escaped
 
     verdict = f"verdict: {verdict_words(answer.findings[0])}"
-    yield (
-        [Marked(verdict, "", "verdict"), one_line(answer.headline)],
-        f"**{escaped(verdict)}** {escaped(answer.headline)}",
-    )
+    text: list[str | Marked] = [Marked(verdict, "", "verdict"), one_line(answer.headline)]
+    yield text, f"**{escaped(verdict)}** {escaped(answer.headline)}"
     yield from (_entry(rank, finding, answer.diagnosis) for rank, finding in enumerate(answer.findings, start=1))
 
 
@@ -114,7 +112,7 @@ def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> 
     from warplens.report.markdown import escaped, fenced
 
     mark = f"{rank}. {finding.id}: {finding.severity}"
-    text = [
+    text: list[str | Marked] = [
         Marked(mark, standing(finding).removeprefix(finding.severity), finding.severity),
         f"   {one_line(finding.title)}",
     ]
