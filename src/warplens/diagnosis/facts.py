@@ -26,8 +26,16 @@ from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import PHASES, Window, unnumbered_name
-from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, told_apart
-from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
+from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, split_causes
+from warplens.diagnosis.evidence import (
+    COUNTED,
+    CounterVerdicts,
+    HostLoad,
+    host_load,
+    mark_loops,
+    mark_optimizers,
+    needed_ns,
+)
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
 from warplens.diagnosis.pace import Gain, HostSpeed, Less, Pace
 from warplens.diagnosis.program import Program
@@ -498,7 +506,7 @@ class Facts:
 def gather(
     timeline: Timeline,
     window: Window,
-    counted: Counted | None = None,
+    counted: CounterVerdicts | None = None,
     thresholds: Thresholds = DEFAULTS,
     budgets: Sequence[TimeBudget] | None = None,
     notes: Sequence[Note] = (),
@@ -513,7 +521,7 @@ def gather(
     causes = _causes(budgets)
     shared = () if len(budgets) < 2 or window.range_name else tuple(sharings(timeline, window, work, gaps, causes))
     if shared:
-        causes = told_apart(causes, (gaps["end_ns"] - gaps["start_ns"]).to_numpy(), shared)
+        causes = split_causes(causes, (gaps["end_ns"] - gaps["start_ns"]).to_numpy(), shared)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -559,7 +567,7 @@ def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
     return pl.Series([value], dtype=dtype).new_from_index(0, count)
 
 
-def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Counted | None) -> pl.DataFrame:
+def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: CounterVerdicts | None) -> pl.DataFrame:
     """The work of one device that owns time of the window."""
     rows = _rows(timeline, budget)
     if not len(rows):
@@ -601,7 +609,7 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     return pl.Series("label", dtype.categories, dtype=dtype).gather(codes).alias("label")  # type: ignore[attr-defined]
 
 
-def _properties(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:
+def _properties(timeline: Timeline, work: pl.DataFrame, counted: CounterVerdicts | None) -> pl.DataFrame:
     """Properties of kernels and copies, alongside `work`; null for work of another kind."""
     trace, rows = timeline.trace, work["row"]
     kernel, copy = (work["kind"] == kind for kind in ("kernel", "copy"))

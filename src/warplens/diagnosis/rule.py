@@ -281,7 +281,7 @@ class Rule:
         if any(note.code == "shared-gpu" for note in facts.notes) and facts.pace is None:
             confidence = "low"  # nothing is replayed, and the times include those of other processes
         shown = self._with_busy_share(facts, evidence)
-        told = told_of(remedies, *gains, basis)
+        told = fill_gains(remedies, *gains, basis)
         return self.found(title, severity, confidence, gains, shown, where, told, variant, basis)
 
     def _with_busy_share(
@@ -454,7 +454,7 @@ def interval_of(basis: Basis, bound: float | None) -> tuple[float, float]:
     return low, high if bound is None else min(high, bound)
 
 
-def told_of(
+def fill_gains(
     remedies: tuple[Remedy | None, ...],
     gain: float,
     interval: tuple[float, float],

@@ -351,7 +351,7 @@ _MOST_LOOPS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
+class LoopIterations:
     """Loops of a step that launch the same few small kernels in each turn."""
 
     count: float  #: turns of the longest loop of a step
@@ -363,7 +363,7 @@ class Turns:
 
 
 @once
-def turns_of_step(facts: Facts) -> Turns | None:
+def turns_of_step(facts: Facts) -> LoopIterations | None:
     """Loops that launch at least a quarter of a step's work and whose turns could become one.
 
     A turn must not be a layer or an update of one parameter. Layers have products with norms or activations; parameters
@@ -410,7 +410,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
         counts.append(length // period)
         lengths.append(period)
         searches = searches or bool(searching[rows[begin : begin + period]].any())
-    return Turns(float(np.mean(counts)), float(np.mean(lengths)), share, searches) if counts else None
+    return LoopIterations(float(np.mean(counts)), float(np.mean(lengths)), share, searches) if counts else None
 
 
 def recurring_share(facts: Facts) -> float:

@@ -23,7 +23,7 @@ from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import PHASES, Window
 from warplens.diagnosis.claims import Claims, divide
-from warplens.diagnosis.evidence import Counted, counted
+from warplens.diagnosis.evidence import CounterVerdicts, counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
     CONFIDENCES,
@@ -69,7 +69,7 @@ _BELOW_ROOF: Final = BelowRoof()
 
 def headline(
     facts: Facts,
-    first: FirstToMend,
+    first: TopPriority,
     claims: Claims,
     others: Sequence[Finding] = (),
     what_if: WhatIfs | None = None,
@@ -129,7 +129,7 @@ class _Precedence(Enum):
 
 
 @dataclass(frozen=True)
-class FirstToMend:
+class TopPriority:
     """The finding to mend first, and why it precedes those with a larger gain, if there are any."""
 
     finding: Finding
@@ -143,7 +143,7 @@ class FirstToMend:
         return self.precedence
 
 
-def _precedes(first: FirstToMend, others: Sequence[Finding]) -> str:
+def _precedes(first: TopPriority, others: Sequence[Finding]) -> str:
     """Why the verdict comes before a finding with a clearly larger gain; empty without one."""
     verdict = first.finding
     costly = (finding for finding in others if finding.severity != "info" and not _describes(finding))
@@ -386,7 +386,7 @@ class _Evaluation:
 
 
 def _evaluate(
-    facts: Facts, modelled: tuple[Prediction, ...], report: Counted | None, together: Sequence[str]
+    facts: Facts, modelled: tuple[Prediction, ...], report: CounterVerdicts | None, together: Sequence[str]
 ) -> _Evaluation:
     """Applies the rules to the window, and ranks, words and combines their findings."""
     missing = _INCOMPLETE.missing(facts)
@@ -420,11 +420,11 @@ def _evaluate(
     return _Evaluation(diagnosis, _shares_by_phase(facts, of_verdict, verdict.id), is_unanswerable)
 
 
-def _judged(facts: Facts, claims: Claims, missing: Missing | None) -> tuple[FirstToMend, list[Finding], Claims]:
+def _judged(facts: Facts, claims: Claims, missing: Missing | None) -> tuple[TopPriority, list[Finding], Claims]:
     """The finding to mend first, the others from the worst on, and the claims with work that several of them share."""
     if missing is not None and missing.decides:
         # Such a profile does not show the program: other findings would be artefacts.
-        return FirstToMend(missing.finding), [], claims
+        return TopPriority(missing.finding), [], claims
     raised = _findings(facts, claims)
     first = _verdict(facts, claims, raised)
     raised, claims = _with_shared_work(facts, claims, raised)
@@ -531,7 +531,7 @@ def _with_shared_work(facts: Facts, claims: Claims, found: Sequence[Finding]) ->
     return [*by_id.values()], replace(claims, alone=alone)
 
 
-def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> FirstToMend:
+def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> TopPriority:
     """The costliest cause that is worth a change; without one, a finding that describes the window."""
     rest = _INCOMPLETE.unexplained(facts, claims)
     unknown = rest.bound or 0.0
@@ -541,10 +541,10 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> FirstToM
     named = weight(costliest) if costliest is not None else None
     # A cause that is worth a change comes first, unless far more time has no known cause.
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
-        return FirstToMend(rest)
+        return TopPriority(rest)
     if costliest is not None:
-        return _first_to_mend(facts, claims, costliest, found)
-    return FirstToMend(_description(facts, claims, found) or max([*_sure_causes(found), rest], key=weight))
+        return _top_priority(facts, claims, costliest, found)
+    return TopPriority(_description(facts, claims, found) or max([*_sure_causes(found), rest], key=weight))
 
 
 def _sure_causes(found: Sequence[Finding]) -> list[Finding]:
@@ -690,7 +690,7 @@ _FIRST: Final = (
 )
 
 
-def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> FirstToMend:
+def _top_priority(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> TopPriority:
     """The cause to fix first, which may not be the costliest.
 
     Work that is not needed comes before slow work. Waits, allocations and launches per tensor come before the launch
@@ -704,8 +704,8 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     candidates = _Candidates(facts, found, leading)
     for choose, precedence in _FIRST:
         if (first := choose(candidates)) is not None:
-            return FirstToMend(first, _Precedence.NEEDLESS if rule(first.id).needless(first) else precedence)
-    return FirstToMend(leading)
+            return TopPriority(first, _Precedence.NEEDLESS if rule(first.id).needless(first) else precedence)
+    return TopPriority(leading)
 
 
 def _lost_share(gain: float | None) -> float:

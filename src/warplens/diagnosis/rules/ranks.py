@@ -15,7 +15,7 @@ from warplens.analysis.ranks.balance import delays, held_up
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Severity, Variant, ceiling
-from warplens.diagnosis.rule import Limit, Rule, bound_of, remembered, told_of
+from warplens.diagnosis.rule import Limit, Rule, bound_of, fill_gains, remembered
 from warplens.diagnosis.run import MOST_LISTED, RankFacts, Run, listed, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -65,7 +65,7 @@ class RanksRule(Rule):
         severity: Severity = "info"
         if expected >= (warning or limits.warning_ceiling):
             severity = "critical" if expected >= limits.critical_ceiling and sure else "warning"
-        told = told_of(remedies, expected, (low, high), bound)
+        told = fill_gains(remedies, expected, (low, high), bound)
         return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told, variant)
 
 
