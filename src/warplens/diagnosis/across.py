@@ -71,12 +71,12 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     if reported - {Straggler.id}:
         reported.add(ExposedCommunication.id)
     late = Straggler().set_apart(run, thresholds)
-    told = {
+    in_transfer = {
         rank: [_in_transfer(found, run, rank, thresholds, late=late) for found in diagnosis.findings]
         for rank, diagnosis in ranks.items()
     }
-    alike = _alike(run, told, reported, thresholds)
-    own, of, example = _own_limit(ranks, told, alike, thresholds)
+    alike = _alike(run, in_transfer, reported, thresholds)
+    own, of, example = _own_limit(ranks, in_transfer, alike, thresholds)
     if (between and weight(between[0]) >= thresholds.raise_ceiling) and (
         not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
@@ -111,12 +111,15 @@ class _OwnLimit(NamedTuple):
 
 
 def _own_limit(
-    ranks: Mapping[int, Diagnosis], told: Mapping[int, Sequence[Finding]], alike: Sequence[Finding], limits: Thresholds
+    ranks: Mapping[int, Diagnosis],
+    findings: Mapping[int, Sequence[Finding]],
+    alike: Sequence[Finding],
+    limits: Thresholds,
 ) -> _OwnLimit:
     """The verdict of all ranks; if verdicts differ, the worst cause that all share, or else the most frequent verdict.
 
     Args:
-        told: rank → its findings, as `_in_transfer` leaves them.
+        findings: rank → its findings, as `_in_transfer` leaves them.
         alike: the causes that all ranks share, the worst first.
     """
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
@@ -126,7 +129,7 @@ def _own_limit(
     main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
     rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
     example = ranks[rank]
-    own = next((found for found in alike if found.id == usual), told[rank][0])
+    own = next((found for found in alike if found.id == usual), findings[rank][0])
     if own.id == ExposedCommunication.id and weight(own) < limits.raise_ceiling:
         own = next(iter((*alike, *example.findings[1:])), own)  # what is left of it costs nothing
     of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({listed(main)})"
@@ -197,18 +200,20 @@ def _costs(finding: Finding) -> bool:
     return finding.gain is not None and finding.id != IncompleteProfile.id and not rule(finding.id).describes
 
 
-def _alike(run: Run, told: Mapping[int, Sequence[Finding]], reported: set[str], limits: Thresholds) -> list[Finding]:
+def _alike(
+    run: Run, findings: Mapping[int, Sequence[Finding]], reported: set[str], limits: Thresholds
+) -> list[Finding]:
     """The causes that all ranks share and that are not reported yet, each as it is on the rank that gains least.
 
     If a cause goes away on all ranks, so does a rank's waiting for others: a rank that waits gains more than it tells.
 
     Args:
-        told: rank → its findings, as `_in_transfer` leaves them.
+        findings: rank → its findings, as `_in_transfer` leaves them.
     """
     by_rank = []
-    for rank, findings in told.items():
+    for rank, of_rank in findings.items():
         share = run.waited_ns(rank) / max(run.summary(rank).times["duration_ns"], 1)
-        by_rank.append({found.id: (_freed(found, share), found) for found in findings if _costs(found)})
+        by_rank.append({found.id: (_freed(found, share), found) for found in of_rank if _costs(found)})
     ids = set.intersection(*map(set, by_rank)) - reported
     alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
     alike = [found for found in alike if found.id != ExposedCommunication.id or weight(found) >= limits.raise_ceiling]
@@ -269,10 +274,10 @@ def _with_stalls(finding: Finding) -> Finding:
     """The finding on launches, whose graph also removes the pauses of the finding on the host, says so."""
     if finding.id != LaunchOverhead.id:
         return finding
-    told = f"; includes pauses of {HostStall.id}, which a graph removes as well"
+    includes = f"; includes pauses of {HostStall.id}, which a graph removes as well"
     idle = finding.evidence.get("idle_share", 0.0)
     remedies = tuple(
-        replace(remedy, expected=f"{remedy.expected}{told}")
+        replace(remedy, expected=f"{remedy.expected}{includes}")
         if remedy.captures and remedy.gain is not None and 1 - 1 / remedy.gain > idle
         else remedy
         for remedy in finding.remedies

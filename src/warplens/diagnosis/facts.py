@@ -135,8 +135,8 @@ class Facts:
     #: part, gap_part: for a phase, its rows in `whole.work` and `whole.gaps`
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-    #: cached answers of functions marked `once` or `remembered`
-    answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
+    #: results of functions marked `once` or `remembered`
+    cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @property
     def lengths(self) -> Int64s:
@@ -325,7 +325,7 @@ class Facts:
         *changes: Change,
         time: Float64s | None = None,
         calls: Float64s | None = None,
-        kept: float = 0.0,
+        residual_share: float = 0.0,
         stalls: float = 1.0,
         elsewhere: bool = False,
         waits: bool = False,
@@ -337,7 +337,7 @@ class Facts:
             changes: of `prediction.CHANGES`, made together.
             time: share of the time of each piece of work that goes away.
             calls: share of the host's time for issuing each piece that goes away.
-            kept: share of the saved time that is expected to stay.
+            residual_share: share of the saved time that is expected to stay.
             stalls: share of the host's other time before that work that goes away like its calls.
             elsewhere: whether the host's other time before other work shrinks with the number of launches, because it
                 is spent on the results, the graph and the parameters of what is launched.
@@ -347,7 +347,7 @@ class Facts:
         if self.pace is None:
             return None
         if time is None and calls is None:
-            return self.pace.gain(*changes, kept=kept, direction=direction)
+            return self.pace.gain(*changes, residual_share=residual_share, direction=direction)
 
         rows = self.replayed_rows
 
@@ -355,7 +355,7 @@ class Facts:
             return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
         less = Less(of_schedule(time), of_schedule(calls), stalls, elsewhere, waits)
-        return self.pace.gain(*changes, less=less, kept=kept, direction=direction)
+        return self.pace.gain(*changes, less=less, residual_share=residual_share, direction=direction)
 
     @cached_property
     def replayed_rows(self) -> Int64s:
@@ -453,7 +453,7 @@ class Facts:
 
     def forget(self) -> None:
         """Frees cached answers; they are computed again if needed."""
-        self.answers.clear()
+        self.cache.clear()
         for name in ("pace", "replayed_rows", "copies"):
             vars(self).pop(name, None)
 
@@ -483,7 +483,7 @@ class Facts:
                 phase=phase,
                 whole=self,
                 predictions={},
-                answers={},
+                cache={},
             )
             for phase, part, gap_part in zip(phases, rows, pauses, strict=True)
         ]

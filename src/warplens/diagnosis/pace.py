@@ -141,12 +141,12 @@ class Pace:
         return None if changed is None else (changed, replay(changed.schedule))
 
     def gain(
-        self, *changes: Change, less: Less | None = None, kept: float = 0.0, direction: str | None = None
+        self, *changes: Change, less: Less | None = None, residual_share: float = 0.0, direction: str | None = None
     ) -> Gain | None:
         """Gain of these changes together; None if they alter nothing.
 
         Args:
-            kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
+            residual_share: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
             direction: of the copies that the changes concern, as in the `copies` table; None for both.
         """
         gains, best, work_share = [], [], 0.0
@@ -156,9 +156,9 @@ class Pace:
                 return None
             if speed is HostSpeed.USUAL:
                 less_ns = max(self._busy_ns - _busy_ns(result[1]), 0)
-                work_share = (1 - kept) * less_ns / max(self.duration_ns(speed), 1)
+                work_share = (1 - residual_share) * less_ns / max(self.duration_ns(speed), 1)
             before, after = self.duration_ns(speed), result[0].duration_ns(result[1])
-            gains.append(before / max(after + kept * max(before - after, 0), 1))
+            gains.append(before / max(after + residual_share * max(before - after, 0), 1))
             best.append(before / max(after, 1))
         return Gain(gains[0], min(gains), max(best), work_share)
 

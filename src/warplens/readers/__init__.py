@@ -151,9 +151,8 @@ def read(
             names the file, the problem and what to do.
     """
     with _TRACES.opened(located(path), progress) as (reader, file):
-        trace = reader.read(
-            file, ReadOptions(launch_configuration=launch_configuration, share=share, work_alone=work_alone)
-        )
+        options = ReadOptions(launch_configuration=launch_configuration, share=share, work_alone=work_alone)
+        trace = reader.read(file, options)
     return trace if gpu is None else with_gpu(trace, gpu)
 
 

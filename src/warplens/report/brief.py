@@ -121,13 +121,14 @@ def _together(diagnosis: Diagnosis, verdict: Finding) -> str:
     (other,) = (diagnosis.finding(id_) for id_ in best.findings if id_ != verdict.id)
     if other is None:
         return ""
-    text, told = "", max(verdict.expected or 1.0, other.expected or 1.0)
-    if best.expected >= _MORE_TOGETHER * told:
+    text = ""
+    best_known = max(verdict.expected or 1.0, other.expected or 1.0)
+    if best.expected >= _MORE_TOGETHER * best_known:
         remedy = next((remedy for remedy in other.remedies if remedy.gain is not None), other.remedies[0])
         text = f"{remedy.action} [{other.id}]: together {_spread(best)}"
-        told = best.expected
+        best_known = best.expected
     every = next((change for change in changes if len(change.findings) > 2), None)
-    if every is not None and every.expected >= _MORE_TOGETHER * told:
+    if every is not None and every.expected >= _MORE_TOGETHER * best_known:
         others = ", ".join(id_ for id_ in every.findings if id_ != verdict.id)
         text += f"{'; ' if text else ''}with the remedies of {others}: {_spread(every)}"
     return fmt.sentence(text) if text else ""
@@ -310,7 +311,7 @@ def _has_combined_changes(diagnosis: Diagnosis | RunDiagnosis) -> bool:
 
 def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     """Interval and bound of a gain: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
-    bound = f"at most {factor(told)}" if (told := told_bound(finding)) is not None else ""
+    bound = f"at most {factor(most)}" if (most := told_bound(finding)) is not None else ""
     if finding.expected is None or finding.expected_interval is None:
         return bound
     low, high = map(factor, finding.expected_interval)

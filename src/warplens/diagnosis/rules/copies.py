@@ -295,7 +295,7 @@ class BlockingCopy(Rule):
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=self._remedies(facts, copies),
             on_gpu=True,
-            kept=0.0 if copies.stay else self.kept_share,
+            residual_share=0.0 if copies.stay else self.kept_share,
             replayed=replayed,
             busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),

@@ -74,14 +74,14 @@ PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
 def gains_of(
-    ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0
+    ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], residual_share: float = 0.0
 ) -> tuple[float, float, float]:
     """Expected gain of these ranks, and the ends of its interval; the median over ranks.
 
     Waiting during which the host issues the next work costs nothing, and the hosts' time without the profiler is the
     least certain quantity. The expected gain is the mean over this time, from its least value to the recorded one.
     """
-    left = 1 - kept
+    left = 1 - residual_share
 
     def gain_at(pace: float, part: float) -> float:
         return median(ranks[rank].gain(ranks[rank].paced(pace), part * saved) for rank, saved in saved_ns.items())

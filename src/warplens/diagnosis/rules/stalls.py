@@ -468,7 +468,7 @@ class HostStall(Rule):
         Remedies that leave out the pauses alone have their own gain. Input that is prepared by other processes is
         pinned as well.
         """
-        alone = facts.replayed("no-host-stall", kept=self.kept_share) if without != "pauses" else None
+        alone = facts.replayed("no-host-stall", residual_share=self.kept_share) if without != "pauses" else None
 
         def with_gain(remedy: Remedy) -> Remedy:
             if without == "pinned" and remedy in _INPUT:
@@ -567,8 +567,8 @@ class HostStall(Rule):
             remedies=(STEPS_ONLY if starting else None, *ordered, *others, _SEE),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
-            kept=kept,
-            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept),
+            residual_share=kept,
+            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, residual_share=kept),
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
             bound_ns=facts.own_idle_ns + copies,

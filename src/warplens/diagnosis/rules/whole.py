@@ -425,7 +425,7 @@ class BelowRoof(Rule):
             f"take {percent(facts.to_roof_share)} less time ({parts})."
         )
 
-    def sought(self, facts: Facts) -> Int64s | None:
+    def place_time(self, facts: Facts) -> Int64s | None:
         """Time of each piece of work above its roof; all of its time if its work is unknown. None for idle time."""
         return None if _is_idle(facts) else _above(facts).cast(pl.Int64).to_numpy()
 

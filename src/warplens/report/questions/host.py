@@ -66,9 +66,8 @@ def launches(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     columns = pick(LAUNCHES, *labels, "launches", *LAUNCH_TIMES, **LAUNCH_TIMES)
     empty = "No kernel launches in the window."
     shown = Table("launches", caption, columns, rows, order="kernel_total_ns", empty=empty)
-    return QuestionResult(
-        rows, (shown,), tuple(_launch_facts(summary, counted_process(timeline))), {"summary": summary}
-    )
+    facts = tuple(_launch_facts(summary, counted_process(timeline)))
+    return QuestionResult(rows, (shown,), facts, {"summary": summary})
 
 
 def counted_process(timeline: Timeline) -> str:
