@@ -12,7 +12,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile import TABLES, Capture, Recorder, Trace
 from warplens.profile.schema import encode_names
-from warplens.readers.opening import Asked, Input, Kind, Reader
+from warplens.readers.opening import Input, Kind, Reader, ReadOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ class Plain(Reader[Trace]):
     def sniff(self, head: bytes) -> bool:
         return head.startswith(_HEAD)
 
-    def read(self, file: Input, asked: Asked) -> Trace:
+    def read(self, file: Input, options: ReadOptions) -> Trace:
         rows = _rows(file)
         names = encode_names(rows["kernel"].rank("dense").cast(pl.Int64) - 1, rows["kernel"].unique().sort())
         known = rows.select("device", "stream", "start_ns", "end_ns").with_columns(

@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.profile.columns import KERNEL_NAME, table
 from warplens.report.document import Table
-from warplens.report.questions import Found, question
+from warplens.report.questions import QuestionResult, question
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -20,9 +20,10 @@ SINGLES: Final = table(
 
 
 @question()
-def singles(timeline: Timeline, window: Window) -> Found:
+def singles(timeline: Timeline, window: Window) -> QuestionResult:
     """Kernels one by one, the longest first."""
     lengths = timeline.kernels_in(window).with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"))
     rows = SINGLES.conform(lengths).sort("duration_ns", descending=True, maintain_order=True)
     shown = SINGLES.without("full_name").columns
-    return Found(rows, (Table("singles", "Kernels one by one", shown, rows, empty="No kernels in the window."),))
+    table = Table("singles", "Kernels one by one", shown, rows, empty="No kernels in the window.")
+    return QuestionResult(rows, (table,))

@@ -10,11 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from warplens._start import end_at_once, leave
-
-#: From this size of input on, a quarter of all processor time goes into fresh pages of memory. Exports hold about 130
-#: bytes a kernel.
-_LARGE_BYTES: Final = 32 * 1024**2
+from warplens._start import LARGE_BYTES, end_at_once, leave
 
 #: Polars' allocator (jemalloc), which reads this when the library is loaded: frames are made in memory that earlier
 #: ones have left. All threads share one pool, or each keeps what it freed; blocks above 8 MB, which are given back to
@@ -32,7 +28,7 @@ def _reuse_frames(words: Iterable[str]) -> None:
     """Settles how memory is got, where the command line names a large file; a user's own setting stays."""
     for word in words:
         with suppress(OSError, ValueError):
-            if Path(word).stat().st_size >= _LARGE_BYTES:
+            if Path(word).stat().st_size >= LARGE_BYTES:
                 os.environ.setdefault("_RJEM_MALLOC_CONF", _REUSE)
                 if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
                     from ctypes import CDLL

@@ -26,7 +26,7 @@ from warplens.profile import Capture, Trace
 from warplens.profile.counters import KernelCounters
 from warplens.profile.measurements import Measurements
 from warplens.readers import EVERYTHING
-from warplens.readers.opening import Asked, Input, plain
+from warplens.readers.opening import Input, ReadOptions, plain
 from warplens.readers.scrubbing import ScrubError
 from warplens.secrets import MARK
 
@@ -104,7 +104,7 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
         report(f"{source.name}: copying")
         removed = reader.scrub(file, copy)
         report(f"{source.name}: reading the copy")
-        compared = _compared(reader.read(file, Asked()), reader.read(Input(copy, copy), Asked()), source)
+        compared = _compared(reader.read(file, ReadOptions()), reader.read(Input(copy, copy), ReadOptions()), source)
         sizes = path.stat().st_size, copy.stat().st_size
         _packed(copy, packed, target.suffix).rename(target)
     return ScrubReport(source.name, target, *sizes, compared, **vars(removed))

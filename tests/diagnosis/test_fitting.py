@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -248,11 +250,28 @@ def test_input_is_prepared_ahead_before_its_work_moves_to_the_gpu() -> None:
 def test_every_counterpart_belongs_to_a_remedy_and_has_no_word_of_pytorch() -> None:
     rules = Path(frameworks.__file__).with_name("rules")
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(rules.glob("*.py")))
-    for begin, elsewhere in frameworks._ELSEWHERE.items():
-        assert f'"{begin}' in written
+    for id_, elsewhere in frameworks._ELSEWHERE.items():
+        assert f'"{id_}"' in written
         for told in elsewhere.values():
-            action, how, *_ = (begin, told) if isinstance(told, str) else told
+            action, how, *_ = ("", told) if isinstance(told, str) else told
             assert not frameworks.is_of_pytorch(Remedy(action, how, ""))
+
+
+@pytest.mark.parametrize(
+    ("code", "flag"),
+    [
+        (r"torch\.compile\((?!.*reduce-overhead)", "compiles"),
+        (r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(", "captures"),
+    ],
+)
+def test_remedies_whose_code_compiles_or_captures_graphs_say_so(code: str, flag: str) -> None:
+    for path in sorted(Path(frameworks.__file__).with_name("rules").glob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Remedy":
+                texts = (node.value for node in ast.walk(call) if isinstance(node, ast.Constant))
+                told = "".join(text for text in texts if isinstance(text, str))
+                flags = {keyword.arg for keyword in call.keywords}
+                assert flag in flags or not re.search(code, told), f"{path.name}:{call.lineno}"
 
 
 def test_a_remedy_without_counterpart_is_left_out_while_others_remain() -> None:
@@ -267,7 +286,7 @@ def test_a_remedy_without_counterpart_is_left_out_while_others_remain() -> None:
         "nsys profile ./program",
     ]
     assert frameworks.in_words_of("pytorch", (only, other)) == (only, other)
-    cached = Remedy("Keep the allocator from running out of memory", "export PYTORCH_X=1\n# or a smaller batch", "")
+    cached = Remedy("Ask for more", "export PYTORCH_X=1\n# or a smaller batch", "", id="no-retries")
     assert frameworks.in_words_of("cuda", (cached, other)) == (other,)
 
 
@@ -665,7 +684,7 @@ def test_launches_are_told_that_are_mostly_behind_the_backward_pass(updates: int
 def test_every_action_of_an_engine_belongs_to_a_remedy() -> None:
     folder = Path(fitting.__file__).parent
     written = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
-    assert not [begin for begin in fitting._IN_ENGINES if written.count(f'"{begin}') < 2]
+    assert not [id_ for id_ in fitting._IN_ENGINES if f'id="{id_}"' not in written]
 
 
 @pytest.mark.parametrize("generates", [True, False])

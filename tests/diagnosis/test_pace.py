@@ -13,7 +13,7 @@ from tests.diagnosis.programs import large_products, launch_bound, record, stall
 from tests.shipped import capture
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
-from warplens.diagnosis.pace import Pace, with_step_time
+from warplens.diagnosis.pace import HostSpeed, Pace, with_step_time
 from warplens.errors import UsageError
 
 
@@ -41,7 +41,7 @@ def test_the_share_of_the_host_is_that_of_the_machine_that_was_timed(share: floa
     assert recorded.host_share.step_ns is None  # the profile itself is as before
     pace = Pace.of(found, found.window())
     assert pace is not None
-    assert pace.duration_ns(0) / pace.steps == pytest.approx(measured, rel=0.02)
+    assert pace.duration_ns(HostSpeed.USUAL) / pace.steps == pytest.approx(measured, rel=0.02)
 
 
 def test_a_host_that_is_ahead_keeps_its_usual_pace() -> None:
@@ -60,14 +60,14 @@ def test_pauses_that_were_longer_when_they_were_recorded_get_shorter() -> None:
     window = recorded.window()
     pace = Pace.of(recorded, window)
     assert pace is not None
-    modelled = pace.duration_ns(0) / pace.steps
+    modelled = pace.duration_ns(HostSpeed.USUAL) / pace.steps
 
     found = timed(recorded, 0.7 * modelled)
 
     assert found.host_share.pauses < 0.9
     pace = Pace.of(found, window)
     assert pace is not None
-    assert pace.duration_ns(0) / pace.steps == pytest.approx(0.7 * modelled, rel=0.02)
+    assert pace.duration_ns(HostSpeed.USUAL) / pace.steps == pytest.approx(0.7 * modelled, rel=0.02)
 
 
 def test_a_step_shorter_than_the_work_of_the_gpu_is_refused() -> None:

@@ -16,6 +16,7 @@ from warplens.analysis.ranks.summary import rank_windows
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Finding
 from warplens.diagnosis.across import RunDiagnosis, diagnose_run
+from warplens.diagnosis.findings import LIMITED_BY, Headline
 from warplens.diagnosis.rules.communication import UnbucketedCommunication
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 from warplens.ranks import NotOneRunError
@@ -542,10 +543,13 @@ def test_a_cause_of_every_rank_names_the_ranks_whose_verdict_is_another() -> Non
 def test_a_brief_keeps_what_a_headline_says_of_other_ranks_behind_its_limit() -> None:
     found = a_run(Fleet(2).run(launching))
     verdict = found.findings[0]
-    headline = (
-        "On 2 of 3 ranks (0, 1): limited by launches: for 12.5 % of the time. On rank 2 the verdict is host-sync."
+    limit = Headline("launches: for 12.5 % of the time", LIMITED_BY, "about 1.14× as fast without it")
+    headline = replace(limit, ranks="2 of 3 ranks (0, 1)", others=("On rank 2 the verdict is host-sync.",))
+    assert str(headline) == (
+        "On 2 of 3 ranks (0, 1): limited by launches: for 12.5 % of the time; about 1.14× as fast without it. "
+        "On rank 2 the verdict is host-sync."
     )
-    line = brief(replace(found, headline=headline))[0]
+    line = brief(replace(found, headline_parts=headline))[0]
     assert line.text.startswith(
         "Launches: for 12.5 % of the time (on 2 of 3 ranks (0, 1)). On rank 2 the verdict is host-sync."
     )

@@ -27,7 +27,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.cli import edge
 from warplens.profile import Trace
 from warplens.readers import EVERYTHING
-from warplens.readers.opening import Asked
+from warplens.readers.opening import ReadOptions
 
 #: Processor time after which a case counts as a hang: the files are of some kilobytes.
 CPU_SECONDS = 10.0
@@ -171,7 +171,7 @@ def _run(words: list[str]) -> Ended:
 def _read(path: Path) -> None:
     """Reads a file of any kind; of a trace also what all analyses ask of it."""
     with EVERYTHING.opened(path, None) as (reader, file):
-        content = reader.read(file, Asked())
+        content = reader.read(file, ReadOptions())
     if isinstance(content, Trace):
         timeline = Timeline(content)
         timeline.work, timeline.steps  # noqa: B018

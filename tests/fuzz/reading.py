@@ -29,7 +29,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import LONGEST_NAME
 from warplens.profile.trace import TABLES
 from warplens.readers import EVERYTHING
-from warplens.readers.opening import Asked, Kind, kind_of
+from warplens.readers.opening import Kind, ReadOptions, kind_of
 
 #: How many of the changed files stay valid, so that what they hold can be compared with what others read.
 _VALID = {"sqlite": 0.3, "trace": 0.3}
@@ -51,7 +51,7 @@ def read_ended(seed: Seed, content: bytes, state: str) -> Ended:
 
     def read() -> str:
         with EVERYTHING.opened(path, None) as (reader, file):
-            return _wrong(reader.read(file, Asked()), path, state)
+            return _wrong(reader.read(file, ReadOptions()), path, state)
 
     result = bounded(read, "read", seed)
     if state == "valid" and "damaged" in result.detail:

@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 
 from tests.tiers import thinned
-from warplens.analysis.intervals import Intervals, Owned, subtract, total, union
+from warplens.analysis.intervals import Intervals, LabelledIntervals, subtract, total, union
 from warplens.analysis.ranks.measures import busy_time, times_between
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
@@ -118,7 +118,7 @@ def ours(name: str) -> Ours:
 
 
 def without(some: Intervals, other: Intervals) -> Intervals:
-    left = subtract(Owned(*some, np.zeros(len(some.starts), dtype=np.int64)), other)
+    left = subtract(LabelledIntervals(*some, np.zeros(len(some.starts), dtype=np.int64)), other)
     return Intervals(left.starts, left.ends)
 
 

@@ -19,7 +19,7 @@ from warplens.errors import UnreadableInputError
 from warplens.readers import read
 from warplens.readers.nsys import conversion as nsys_rep
 from warplens.readers.nsys.export import read_nsys_sqlite
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import Input, ReadOptions
 from warplens.scrub import scrub
 
 _HEAD = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235."
@@ -237,7 +237,7 @@ def test_nvidias_own_tool_converts_an_old_report(captured, monkeypatch):
     report = captured("nsys/empty_capture_old.qdrep")
     monkeypatch.setenv("NSYS", _NVIDIAS)
     siblings = sorted(report.parent.iterdir())
-    capture = read_nsys_sqlite(Input(nsys_rep.converted(Input(report, report)), report), Asked()).capture
+    capture = read_nsys_sqlite(Input(nsys_rep.converted(Input(report, report)), report), ReadOptions()).capture
     assert [note.code for note in capture.notes] == ["no-cuda-data"]
     assert [device.name for device in capture.devices] == ["NVIDIA RTX A2000 12GB"]
     assert sorted(report.parent.iterdir()) == siblings

@@ -17,7 +17,7 @@ from warplens.readers import read
 from warplens.readers.nsys import conversion
 from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 from warplens.readers.nsys.report import read_nsys_report
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import Input, ReadOptions
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "data" / "nsys-rep"
 
@@ -40,7 +40,7 @@ _MORE = os.environ.get("WARPLENS_REPORT_PAIRS")
 
 
 def _native(path: Path) -> Trace:
-    return read_nsys_report(Input(path, path), Asked())
+    return read_nsys_report(Input(path, path), ReadOptions())
 
 
 def _plain(series: pl.Series) -> pl.Series:
@@ -125,7 +125,7 @@ def test_a_known_report_needs_no_nsys(report, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(conversion, "converted", never)
-    trace = read_nsys_rep(Input(report, report), Asked())
+    trace = read_nsys_rep(Input(report, report), ReadOptions())
     assert trace.kernels.height == 10
 
 
@@ -136,7 +136,7 @@ def test_an_unknown_report_is_converted_and_says_so(report, tmp_path, monkeypatc
     monkeypatch.setattr(conversion, "converted", lambda *_: path)
     report.write_bytes(small_report(compression=b"zstd"))
     told: list[str] = []
-    capture = read_nsys_rep(Input(report, report, None, told.append), Asked()).capture
+    capture = read_nsys_rep(Input(report, report, None, told.append), ReadOptions()).capture
     assert capture.source == "run.nsys-rep"
     assert any("compressed in an unknown way" in line for line in told)
     (note,) = [note for note in capture.notes if note.code == "converted-report"]
@@ -149,7 +149,7 @@ def test_a_damaged_report_is_not_handed_on(report, monkeypatch):
     monkeypatch.setattr(conversion, "converted", lambda *_: pytest.fail("nsys was asked"))
     report.write_bytes(small_report()[:-1])
     with pytest.raises(UnreadableInputError, match="the report is cut off"):
-        read_nsys_rep(Input(report, report), Asked())
+        read_nsys_rep(Input(report, report), ReadOptions())
 
 
 @pytest.mark.parametrize(("seconds", "noted"), [(-3600, True), (-10, False), (3600, False)])
@@ -158,12 +158,12 @@ def test_an_export_older_than_its_report_is_noticed(report, seconds, noted):
     export.write_bytes(b"")
     written = report.stat().st_mtime
     os.utime(export, (written + seconds, written + seconds))
-    trace = read_nsys_rep(Input(report, report), Asked())
+    trace = read_nsys_rep(Input(report, report), ReadOptions())
     assert ("older-export" in _codes(with_note_on_age(trace, report).capture.notes)) is noted
     assert ("older-export" in _codes(with_note_on_age(trace, export).capture.notes)) is noted
     assert with_note_on_age(trace, report.with_suffix(".json")) is trace
 
 
 def test_a_report_alone_has_no_age(report):
-    trace = read_nsys_rep(Input(report, report), Asked())
+    trace = read_nsys_rep(Input(report, report), ReadOptions())
     assert with_note_on_age(trace, report) is trace

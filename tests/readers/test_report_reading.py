@@ -28,7 +28,7 @@ from warplens.profile import Trace
 from warplens.readers.nsys.report import read_nsys_report
 from warplens.readers.nsys.report_container import NotUnderstoodError
 from warplens.readers.nsys.report_wire import Bytes, DamagedError, runs, tag, walk
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import Input, ReadOptions
 from warplens.wire import BYTES, Message
 
 #: What reading one may take beside its own size: blocks unpacked ahead, arrays of a batch.
@@ -38,7 +38,7 @@ _BYTES = 200 * 2**20
 def _read(tmp_path: Path, content: bytes) -> Trace:
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(content)
-    return read_nsys_report(Input(path, path), Asked())
+    return read_nsys_report(Input(path, path), ReadOptions())
 
 
 def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path):
@@ -64,7 +64,7 @@ def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path):
 def test_columns_of_the_launch_configuration_can_be_left_out(tmp_path):
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(small_report())
-    trace = read_nsys_report(Input(path, path), Asked(launch_configuration=False))
+    trace = read_nsys_report(Input(path, path), ReadOptions(launch_configuration=False))
     assert trace.kernels["grid_x"].null_count() == trace.kernels.height == 10
     assert trace.kernels["name"].unique().to_list() == ["gemm"]
 

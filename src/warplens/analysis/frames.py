@@ -179,7 +179,7 @@ class Remembering(Protocol):
     """An object that stores results of `once`: a timeline, or the facts of a diagnosis."""
 
     @property
-    def answers(self) -> dict[tuple[object, ...], Any]:
+    def cache(self) -> dict[tuple[object, ...], Any]:
         """Results of functions decorated with `once`."""
 
 
@@ -202,8 +202,8 @@ def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Conc
     @wraps(question)
     def remembered(asked: Asked, /, *given: Given.args, **named: Given.kwargs) -> Answer:
         key = (question, given, frozenset(named.items()))
-        answer: Answer = asked.answers.get(key, _NOTHING)
-        return answer if answer is not _NOTHING else asked.answers.setdefault(key, question(asked, *given, **named))
+        answer: Answer = asked.cache.get(key, _NOTHING)
+        return answer if answer is not _NOTHING else asked.cache.setdefault(key, question(asked, *given, **named))
 
     return remembered
 
@@ -234,8 +234,8 @@ def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
 def forget(asked: Remembering, *questions: object) -> None:
     """Drop the stored results of these functions decorated with `once`."""
     functions = {getattr(question, "__wrapped__", None) for question in questions}
-    for key in [key for key in list(asked.answers) if key[0] in functions]:  # other threads may add and forget, too
-        asked.answers.pop(key, None)
+    for key in [key for key in list(asked.cache) if key[0] in functions]:  # other threads may add and forget, too
+        asked.cache.pop(key, None)
 
 
 #: From this share of nonzero rows on, a dense array takes less memory than a sparse one.

@@ -18,7 +18,16 @@ import polars as pl
 
 from warplens.analysis.api import api_kind, blocks_host, polls_device
 from warplens.analysis.frames import all_equal, number, once, running_sum, select_rows
-from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
+from warplens.analysis.intervals import (
+    Intervals,
+    LabelledIntervals,
+    clip,
+    measure_before,
+    owned_union,
+    subtract,
+    total,
+    union,
+)
 from warplens.analysis.launches import PROMPT_START_NS
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -69,7 +78,9 @@ class HostCalls:
     #: position from 1 in `HOLDING_CAUSES` of what blocks the thread in the call; 0 for calls that issue work
     cause: npt.NDArray[np.int8]
     issues: Bools  #: whether the call issued GPU work
-    outermost: Owned  #: the calls of all threads as disjoint pieces, each owned by the call that began first
+    outermost: (
+        LabelledIntervals  #: the calls of all threads as disjoint pieces, each owned by the call that began first
+    )
     profiler: dict[int, Intervals]  #: per thread, when the profiler held it up
 
     @staticmethod
@@ -112,7 +123,7 @@ class HostCalls:
             own_pieces = self.outermost
         else:
             own_pieces = owned_union(self.starts[thread_rows], self.ends[thread_rows])
-            own_pieces = Owned(own_pieces.starts, own_pieces.ends, thread_rows[own_pieces.owner])
+            own_pieces = LabelledIntervals(own_pieces.starts, own_pieces.ends, thread_rows[own_pieces.owner])
         pieces = [self._holding_part(own_pieces)]
         if len(thread_rows) < len(self.starts):
             pieces.append(subtract(self._holding_part(self.outermost), Intervals(own_pieces.starts, own_pieces.ends)))
@@ -126,9 +137,9 @@ class HostCalls:
             states[cause] = union(Intervals(starts, ends))
         return states
 
-    def _holding_part(self, pieces: Owned) -> Owned:
+    def _holding_part(self, pieces: LabelledIntervals) -> LabelledIntervals:
         holding = np.flatnonzero(self.cause[pieces.owner])
-        return Owned(pieces.starts[holding], pieces.ends[holding], pieces.owner[holding])
+        return LabelledIntervals(pieces.starts[holding], pieces.ends[holding], pieces.owner[holding])
 
     def stalls(self, thread: int) -> Intervals:
         """Pauses of all threads that are far longer than this thread's usual time outside of calls per launch.
@@ -162,7 +173,7 @@ class HostCalls:
         starts = np.r_[np.int64(-far), starts[is_stall], self.outermost.ends[-1:]]
         ends = np.r_[self.outermost.starts[:1], ends[is_stall], np.int64(far)]
         profiled = self.profiler.get(thread, Intervals.none())
-        stalls = subtract(Owned(starts, ends, np.arange(len(starts))), profiled)
+        stalls = subtract(LabelledIntervals(starts, ends, np.arange(len(starts))), profiled)
         return Intervals(stalls.starts, stalls.ends)
 
 
@@ -359,24 +370,24 @@ def _thread_parts(
     cause = host.cause[calls.owner]
     launches = subtract(owned_union(issuing["start_ns"].to_numpy(), issuing["end_ns"].to_numpy()), profiled)
     parts = {name: _time_inside(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
-    between = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
+    between = LabelledIntervals(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
     other_ns = total(clip(_intervals(subtract(between, _intervals(launches))), window.start_ns, window.end_ns))
     parts["other-cuda"] = other_ns
     parts["launching"] = _time_inside(calls, cause == 0, window) - other_ns
     parts["profiler"] = total(clip(profiled, window.start_ns, window.end_ns))
     covered = union(Intervals(np.r_[calls.starts, profiled.starts], np.r_[calls.ends, profiled.ends]))
     stalls = states["host"]
-    alone = subtract(Owned(stalls.starts, stalls.ends, np.arange(len(stalls.starts))), covered)
+    alone = subtract(LabelledIntervals(stalls.starts, stalls.ends, np.arange(len(stalls.starts))), covered)
     parts["stalled"] = total(clip(_intervals(alone), window.start_ns, window.end_ns))
     parts["outside"] = window.duration_ns - sum(parts.values())
     return {name: parts[name] for name in THREAD_PARTS}
 
 
-def _time_inside(pieces: Owned, mask: Bools, window: Window) -> int:
+def _time_inside(pieces: LabelledIntervals, mask: Bools, window: Window) -> int:
     return total(clip(Intervals(pieces.starts[mask], pieces.ends[mask]), window.start_ns, window.end_ns))
 
 
-def _intervals(pieces: Owned) -> Intervals:
+def _intervals(pieces: LabelledIntervals) -> Intervals:
     return Intervals(pieces.starts, pieces.ends)
 
 

@@ -33,7 +33,7 @@ class Intervals(NamedTuple):
         return cls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
 
 
-class Owned(NamedTuple):
+class LabelledIntervals(NamedTuple):
     """Disjoint intervals, each with the index of the input interval it belongs to."""
 
     starts: Int64s
@@ -41,7 +41,7 @@ class Owned(NamedTuple):
     owner: Int64s
 
 
-def total(intervals: Intervals | Owned) -> int:
+def total(intervals: Intervals | LabelledIntervals) -> int:
     """Summed length; for disjoint intervals the time they cover."""
     return int((intervals.ends - intervals.starts).sum())
 
@@ -59,7 +59,7 @@ def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     return _not_empty(starts, ends)
 
 
-def owned_union(starts: Int64s, ends: Int64s) -> Owned:
+def owned_union(starts: Int64s, ends: Int64s) -> LabelledIntervals:
     """The union as disjoint pieces, each owned by the interval that began first among those that cover it.
 
     A later interval owns only what reaches beyond all earlier ones; of two that begin together, the first row owns.
@@ -75,8 +75,8 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
         piece_starts = np.r_[starts[:1], np.maximum(starts[1:], reach[:-1])]
     not_empty = np.flatnonzero(ends > piece_starts)
     if len(not_empty) == len(starts):
-        return Owned(piece_starts, ends, owner)
-    return Owned(piece_starts[not_empty], ends[not_empty], owner[not_empty])
+        return LabelledIntervals(piece_starts, ends, owner)
+    return LabelledIntervals(piece_starts[not_empty], ends[not_empty], owner[not_empty])
 
 
 def union(*parts: Intervals) -> Intervals:
@@ -115,7 +115,7 @@ _FEW_TIMES: Final = 16
 _FEW_COVERED: Final = 0.25
 
 
-def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
+def subtract(pieces: LabelledIntervals, disjoint: Intervals) -> LabelledIntervals:
     """Disjoint owned pieces minus the time that a disjoint set covers; owners are kept."""
     if len(disjoint.starts) >= _FEW_COVERED * len(pieces.starts):
         return _subtract_all(pieces, disjoint)
@@ -128,18 +128,18 @@ def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
         return _subtract_all(pieces, disjoint)
     rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(reached)
     rows = rows[np.r_[True, rows[1:] != rows[:-1]]]
-    remaining = _subtract_all(Owned(*(column[rows] for column in pieces)), disjoint)
+    remaining = _subtract_all(LabelledIntervals(*(column[rows] for column in pieces)), disjoint)
     position = np.searchsorted(np.delete(pieces.starts, rows), remaining.starts)
     starts, ends, owner = (
         np.insert(np.delete(piece, rows), position, remaining_column)
         for piece, remaining_column in zip(pieces, remaining, strict=True)
     )
-    return Owned(starts, ends, owner)
+    return LabelledIntervals(starts, ends, owner)
 
 
 def without(disjoint: Intervals, covered: Intervals) -> Intervals:
     """A disjoint set minus the time that another set covers."""
-    remaining = subtract(Owned(*disjoint, np.zeros(len(disjoint.starts), dtype=np.int64)), covered)
+    remaining = subtract(LabelledIntervals(*disjoint, np.zeros(len(disjoint.starts), dtype=np.int64)), covered)
     return Intervals(remaining.starts, remaining.ends)
 
 
@@ -150,7 +150,7 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
     return without(first, complement(second, int(first.starts[0]), int(first.ends.max())))
 
 
-def _subtract_all(pieces: Owned, disjoint: Intervals) -> Owned:
+def _subtract_all(pieces: LabelledIntervals, disjoint: Intervals) -> LabelledIntervals:
     """`subtract` for the case that many pieces are covered."""
     first = np.searchsorted(disjoint.ends, pieces.starts, side="right")
     stop = np.searchsorted(disjoint.starts, pieces.ends, side="left")
@@ -168,7 +168,7 @@ def _subtract_all(pieces: Owned, disjoint: Intervals) -> Owned:
     starts[covered_before] = np.maximum(starts[covered_before], disjoint.ends[next_interval[covered_before] - 1])
     ends[covered_after] = np.minimum(ends[covered_after], disjoint.starts[next_interval[covered_after]])
     not_empty = np.flatnonzero(ends > starts)
-    return Owned(starts[not_empty], ends[not_empty], pieces.owner[source[not_empty]])
+    return LabelledIntervals(starts[not_empty], ends[not_empty], pieces.owner[source[not_empty]])
 
 
 def edges_until(edges: Int64s, times: Int64s) -> Int64s:

@@ -42,7 +42,7 @@ _EVALUATION: Final = lazy_pattern(r"(?<![a-z])(eval|valid|test)", re.IGNORECASE)
 _CLEARS: Final = lazy_pattern(r"zero[_ ]?grad", re.IGNORECASE)
 
 
-class Longer(NamedTuple):
+class LongSteps(NamedTuple):
     """The steps that do more than the others by design."""
 
     steps: Bools  #: mask of the steps; none where all do the same
@@ -50,7 +50,7 @@ class Longer(NamedTuple):
     period: int  #: steps from one of them to the next; 1 where that is not known, or none is longer
 
     @classmethod
-    def none(cls, count: int) -> Longer:
+    def none(cls, count: int) -> LongSteps:
         """No step of this many is longer by design."""
         return cls(np.zeros(count, dtype=np.bool_), False, 1)
 
@@ -84,11 +84,11 @@ class Longer(NamedTuple):
         return begin, begin + length
 
 
-def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, candidates: StepCandidates) -> Longer:
+def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, candidates: StepCandidates) -> LongSteps:
     """The steps that do more than the others by design. `work` and `forest` are those of the `Timeline`."""
     counts = candidates.counts
     if len(counts) < 2 or not counts.any():
-        return Longer.none(len(counts))
+        return LongSteps.none(len(counts))
     step = _step_of(work, candidates)
     updates = _per_step(step, _optimizes(trace, work, forest), len(counts))
     if updates.any():
@@ -97,15 +97,15 @@ def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, cand
         # An optimizer that most steps run is a part of each; the others failed, or evaluate. Of two steps, or behind
         # a first one that ran it, those without it may have failed as well.
         if period > 1 and not updating.all():
-            return Longer(updating, True, period)
+            return LongSteps(updating, True, period)
         if not period and len(updating) >= MIN_REPEATS and not updating[0]:
-            return Longer(updating, True, 1)
+            return LongSteps(updating, True, 1)
     oversized = counts > (1 + FAR_MORE) * np.quantile(counts, 0.25, method="lower")
     if not oversized.any():
-        return Longer.none(len(counts))
+        return LongSteps.none(len(counts))
     evaluates = _per_step(step, _within(trace, work, forest, _EVALUATION), len(counts))
     if (evaluates[oversized] > FAR_MORE * np.median(counts)).any():
-        return Longer.none(len(counts))
+        return LongSteps.none(len(counts))
     products = _per_step(step, _is_product(trace, work), len(counts))
     alike = products[oversized].max() <= (1 + ALIKE_TOLERANCE) * products[~oversized].max(initial=0)
     least = 2 if alike else MIN_REPEATS
@@ -113,11 +113,11 @@ def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, cand
     for skipped in (0, 1) if oversized[0] else (0,):
         longer = oversized & (np.arange(len(counts)) >= skipped)
         if (period := _regular_distance(longer, least)) > 1:
-            return Longer(longer, False, period)
+            return LongSteps(longer, False, period)
     graphs = _per_step(step, (work["kind"] == "graph").to_numpy(), len(counts))
     if ((graphs == 0) == oversized).all():
-        return Longer(oversized, False, 1)
-    return Longer.none(len(counts))
+        return LongSteps(oversized, False, 1)
+    return LongSteps.none(len(counts))
 
 
 def _usual_distance(mask: Bools) -> int:

@@ -34,7 +34,7 @@ from warplens.analysis.api import api_kinds
 from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.repetition import ALIKE_TOLERANCE, MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Rhythm, StepCandidates, steps_from_sequence
-from warplens.analysis.step_cycles import FAR_MORE, Longer, longer_by_design
+from warplens.analysis.step_cycles import FAR_MORE, LongSteps, longer_by_design
 from warplens.analysis.step_ranges import steps_from_ranges, steps_of_xla, steps_on_host
 from warplens.analysis.trees import RangeForest, is_operator
 from warplens.analysis.window import Step, unnumbered_name
@@ -265,7 +265,7 @@ class _Bounds(NamedTuple):
 
 
 def _describe(
-    count: int, bounds: _Bounds, candidates: StepCandidates, longer: Longer, interrupting: Sequence[str]
+    count: int, bounds: _Bounds, candidates: StepCandidates, longer: LongSteps, interrupting: Sequence[str]
 ) -> str:
     """Which steps the window has, where they come from, and why others were left out."""
     origin = f"ranges named {candidates.name!r}" if candidates.name is not None else candidates.origin
@@ -323,7 +323,7 @@ def _recorded_steps(work: pl.DataFrame, candidates: StepCandidates) -> tuple[int
 
 
 def _longest_stretch(
-    candidates: StepCandidates, launch_starts: Int64s, first: int, stop: int, longer: Longer
+    candidates: StepCandidates, launch_starts: Int64s, first: int, stop: int, longer: LongSteps
 ) -> tuple[tuple[int, int], Intervals]:
     """The longest run of steps in `[first, stop)` that no other work interrupts, the later of equals; that other work.
 
@@ -397,7 +397,7 @@ def _only_inside(ranges: pl.DataFrame, spans: Intervals, candidates: StepCandida
 
 
 def _without_lone_pauses(
-    work: pl.DataFrame, candidates: StepCandidates, stretch: tuple[int, int], longer: Longer, before: int
+    work: pl.DataFrame, candidates: StepCandidates, stretch: tuple[int, int], longer: LongSteps, before: int
 ) -> tuple[tuple[int, int], tuple[LonePause, ...]]:
     """The longest part of a stretch of steps without pauses that happen once, the later of equals; and these pauses.
 
@@ -506,7 +506,7 @@ def _ends_unseen(candidates: StepCandidates, warmup: int) -> bool:
     return float(np.median(pauses)) > _LOST_PAUSE * usual_duration
 
 
-def _warmup_count(candidates: StepCandidates, longer: Longer) -> int:
+def _warmup_count(candidates: StepCandidates, longer: LongSteps) -> int:
     """Number of leading steps that are still warming up; at least one step is kept.
 
     Steps are compared with those of their kind.

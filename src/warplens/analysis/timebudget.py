@@ -35,7 +35,7 @@ from warplens.analysis.frames import Spent, all_equal, numbered, select_rows, su
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
-    Owned,
+    LabelledIntervals,
     clip,
     complement,
     intersection,
@@ -427,7 +427,7 @@ def _merged(covered: Intervals, pieces: Intervals) -> Intervals:
 def _gaps(segments: Intervals, covered: Intervals) -> Intervals:
     if len(segments.starts) == 1:
         return complement(covered, int(segments.starts[0]), int(segments.ends[0]))
-    pieces = subtract(Owned(*segments, np.arange(len(segments.starts))), covered)
+    pieces = subtract(LabelledIntervals(*segments, np.arange(len(segments.starts))), covered)
     return Intervals(pieces.starts, pieces.ends)
 
 

@@ -78,7 +78,7 @@ class Timeline:
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
         self.host_share = HostShare(trace.capture.recorder.unprofiled_share)
-        self.answers: dict[tuple[object, ...], Any] = {}  # results of functions decorated with `once`
+        self.cache: dict[tuple[object, ...], Any] = {}  # results of functions decorated with `once`
         self._inside_name: dict[str, Bools] = {}
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Timeline:
             for name, join in vars(self).items()
             if isinstance(getattr(type(self), name, None), cached_property)
         }
-        vars(changed).update(joins, trace=self.trace, host_share=share, answers={}, _inside_name={})
+        vars(changed).update(joins, trace=self.trace, host_share=share, cache={}, _inside_name={})
         return changed
 
     @cached_property

@@ -16,7 +16,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.report.counters.numbers import COUNTER_KEYS, summarised
 from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
 from warplens.report.jsonout import window_data
-from warplens.report.questions import Found, Question, gpu, time
+from warplens.report.questions import Question, QuestionResult, gpu, time
 from warplens.report.questions import operators as operator_questions
 
 
@@ -80,7 +80,7 @@ def _table(question: Question, selection: Selection, by: str = "") -> dict[str, 
     if question.by:
         arguments["by"] = by or question.default
         _check_grouping(name, arguments["by"], question.by, several=question.several)
-    result: Found = question.ask(selection.timeline, selection.window, **arguments)
+    result: QuestionResult = question.ask(selection.timeline, selection.window, **arguments)
     return {
         "command": name,
         "source": selection.source,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from warplens.answers.results import Answer as FromPython
     from warplens.report.brief import Line
     from warplens.report.document import Document, Table
+    from warplens.report.terminal import Marked
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
 
@@ -159,7 +160,8 @@ class Part:
     verdict: Sequence[str] = ()
     lines: Sequence[str] = ()  #: further sentences
     notes: Sequence[str] = ()  #: limits of the answer (`note_lines`)
-    entries: Sequence[tuple[str, str]] = ()  #: preformatted passages: for a terminal, and as Markdown
+    #: preformatted passages: lines for a terminal, and as Markdown
+    entries: Sequence[tuple[Sequence[str | Marked], str]] = ()
     tables: Sequence[Table] = ()  #: with their limits for display
     closing: Sequence[str] = ()  #: sentences below the tables
     command: str | None = None  #: a command line to copy, at the end
@@ -271,8 +273,8 @@ def _emit_text(part: Part) -> None:
     print_lines(part.head)
     for line in part.notes:
         note(line)
-    passages = [[one_line(line) for line in (*part.verdict, *part.lines)]]
-    passages += [text.split("\n") for text, _ in part.entries]
+    passages: list[Sequence[str | Marked]] = [[one_line(line) for line in (*part.verdict, *part.lines)]]
+    passages += [lines for lines, _ in part.entries]
     with answering() as stdout:
         for passage in filter(None, passages):
             stdout.write("\n")

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 import typer
 
+from warplens._start import LARGE_BYTES
 from warplens.errors import UsageError, WarplensError
 
 #: Progress is shown for work that takes longer than this.
@@ -277,9 +278,6 @@ def _silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-#: Smaller inputs do not benefit. Exports have about 130 bytes per kernel.
-_LARGE_BYTES: Final = 32 * 1024**2
-
 # Parameters of mallopt, from <malloc.h> of glibc. Blocks up to the given size are taken from the heap instead of fresh
 # pages, the heap is not returned while the program runs, and all threads share one heap instead of one each.
 _M_TRIM_THRESHOLD: Final = -1
@@ -295,7 +293,7 @@ def reuse_freed_memory(paths: Iterable[Path]) -> None:
     a page fault per 4 KB: for a million kernels a quarter of all processor time. A command ends soon after its
     analysis, so memory need not be returned. With other C libraries (musl, macOS, Windows) nothing changes.
     """
-    if sum(path.stat().st_size for path in paths if path.is_file()) < _LARGE_BYTES:
+    if sum(path.stat().st_size for path in paths if path.is_file()) < LARGE_BYTES:
         return
     try:
         glibc = os.confstr("CS_GNU_LIBC_VERSION") if hasattr(os, "confstr") else None

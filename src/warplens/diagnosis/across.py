@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Severity, about
+from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Headline, Severity, about
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
@@ -31,8 +31,7 @@ class RunDiagnosis:
     """The limits of a run, and what to do about them."""
 
     verdict: str  #: id of the main limiter; the first finding has it
-    #: a few sentences for people: the main limiter, ranks with another verdict, and how many ranks have no profile
-    headline: str
+    headline_parts: Headline  #: for people: the main limiter, ranks with another verdict, and ranks without a profile
     headline_share: float | None  #: the share of a rank's window in the headline; None if it has none
     unprofiled_share: float | None  #: the same share of the time without the profiler; None without `headline_share`
     #: the verdict; then costs between ranks and causes that all ranks share, the worst first
@@ -41,6 +40,11 @@ class RunDiagnosis:
     run: Run  #: the ranks side by side
     #: rank → number of its file, and its position among the ranks of that file
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> str:
+        """A few sentences for people."""
+        return str(self.headline_parts)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -67,31 +71,35 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     if reported - {Straggler.id}:
         reported.add(ExposedCommunication.id)
     late = Straggler().set_apart(run, thresholds)
-    told = {
+    in_transfer = {
         rank: [_in_transfer(found, run, rank, thresholds, late=late) for found in diagnosis.findings]
         for rank, diagnosis in ranks.items()
     }
-    alike = _alike(run, told, reported, thresholds)
-    own, of, example = _own_limit(ranks, told, alike, thresholds)
+    alike = _alike(run, in_transfer, reported, thresholds)
+    own, of, example = _own_limit(ranks, in_transfer, alike, thresholds)
     if (between and weight(between[0]) >= thresholds.raise_ceiling) and (
         not _costs(own) or own.id in reported or makes(between[0], own) or _order(between[0]) < _order(own)
     ):
         first, *rest = between
-        headline, example = f"{first.title}; {gain_text(first)} {first.gained}.", None
+        headline, example = _titled(first), None
     else:
         first, rest = own, between
-        text = f"{own.title}; {gain_text(own)} {own.gained}." if example is None else example.headline
-        headline = " ".join([f"On {of}: {text[:1].lower()}{text[1:]}", *_other_verdicts(ranks, first.id)])
+        limit = _titled(own) if example is None else example.headline_parts
+        headline = replace(limit, ranks=of, others=tuple(_other_verdicts(ranks, first.id)))
     findings = (first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order))
     return RunDiagnosis(
         verdict=first.id,
-        headline=f"{headline}{_unseen(run)}",
+        headline_parts=replace(headline, others=(*headline.others, *_unseen(run))),
         headline_share=None if example is None else example.headline_share,
         unprofiled_share=None if example is None else example.unprofiled_share,
         findings=tuple(_as_certain(found, run) for found in findings),
         ranks=dict(ranks),
         run=run,
     )
+
+
+def _titled(finding: Finding) -> Headline:
+    return Headline(finding.title, gain=f"{gain_text(finding)} {finding.gained}")
 
 
 class _OwnLimit(NamedTuple):
@@ -103,12 +111,15 @@ class _OwnLimit(NamedTuple):
 
 
 def _own_limit(
-    ranks: Mapping[int, Diagnosis], told: Mapping[int, Sequence[Finding]], alike: Sequence[Finding], limits: Thresholds
+    ranks: Mapping[int, Diagnosis],
+    findings: Mapping[int, Sequence[Finding]],
+    alike: Sequence[Finding],
+    limits: Thresholds,
 ) -> _OwnLimit:
     """The verdict of all ranks; if verdicts differ, the worst cause that all share, or else the most frequent verdict.
 
     Args:
-        told: rank → its findings, as `_in_transfer` leaves them.
+        findings: rank → its findings, as `_in_transfer` leaves them.
         alike: the causes that all ranks share, the worst first.
     """
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
@@ -118,7 +129,7 @@ def _own_limit(
     main = [rank for rank, diagnosis in ranks.items() if diagnosis.verdict == usual]
     rank = min(main, key=lambda rank: weight(ranks[rank].findings[0]))
     example = ranks[rank]
-    own = next((found for found in alike if found.id == usual), told[rank][0])
+    own = next((found for found in alike if found.id == usual), findings[rank][0])
     if own.id == ExposedCommunication.id and weight(own) < limits.raise_ceiling:
         own = next(iter((*alike, *example.findings[1:])), own)  # what is left of it costs nothing
     of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks ({listed(main)})"
@@ -150,13 +161,12 @@ def _unexplained(finding: Finding) -> tuple[float, str]:
     return max(shares, key=itemgetter(0))
 
 
-def _unseen(run: Run) -> str:
-    """How many ranks of the run have no profile, as a sentence with a space before it; empty if all have one."""
+def _unseen(run: Run) -> Iterator[str]:
+    """A sentence with the number of ranks of the run that have no profile; none if all have one."""
     placing = run.result.placing
-    if not placing.missing or placing.world_size is None:
-        return ""
-    of = f"{len(placing.missing)} of {placing.world_size} ranks"
-    return f" {of} have no profile here: whether the same limits them is not known."
+    if placing.missing and placing.world_size is not None:
+        of = f"{len(placing.missing)} of {placing.world_size} ranks"
+        yield f"{of} have no profile here: whether the same limits them is not known."
 
 
 #: Below this share of communication kernels that were found on other ranks, waits between ranks are less certain.
@@ -190,18 +200,20 @@ def _costs(finding: Finding) -> bool:
     return finding.gain is not None and finding.id != IncompleteProfile.id and not rule(finding.id).describes
 
 
-def _alike(run: Run, told: Mapping[int, Sequence[Finding]], reported: set[str], limits: Thresholds) -> list[Finding]:
+def _alike(
+    run: Run, findings: Mapping[int, Sequence[Finding]], reported: set[str], limits: Thresholds
+) -> list[Finding]:
     """The causes that all ranks share and that are not reported yet, each as it is on the rank that gains least.
 
     If a cause goes away on all ranks, so does a rank's waiting for others: a rank that waits gains more than it tells.
 
     Args:
-        told: rank → its findings, as `_in_transfer` leaves them.
+        findings: rank → its findings, as `_in_transfer` leaves them.
     """
     by_rank = []
-    for rank, findings in told.items():
+    for rank, of_rank in findings.items():
         share = run.waited_ns(rank) / max(run.summary(rank).times["duration_ns"], 1)
-        by_rank.append({found.id: (_freed(found, share), found) for found in findings if _costs(found)})
+        by_rank.append({found.id: (_freed(found, share), found) for found in of_rank if _costs(found)})
     ids = set.intersection(*map(set, by_rank)) - reported
     alike = [min((found[id_] for found in by_rank), key=itemgetter(0))[1] for id_ in ids]
     alike = [found for found in alike if found.id != ExposedCommunication.id or weight(found) >= limits.raise_ceiling]
@@ -262,11 +274,11 @@ def _with_stalls(finding: Finding) -> Finding:
     """The finding on launches, whose graph also removes the pauses of the finding on the host, says so."""
     if finding.id != LaunchOverhead.id:
         return finding
-    told = f"; includes pauses of {HostStall.id}, which a graph removes as well"
+    includes = f"; includes pauses of {HostStall.id}, which a graph removes as well"
     idle = finding.evidence.get("idle_share", 0.0)
     remedies = tuple(
-        replace(remedy, expected=f"{remedy.expected}{told}")
-        if "CUDA graph" in remedy.action and remedy.gain is not None and 1 - 1 / remedy.gain > idle
+        replace(remedy, expected=f"{remedy.expected}{includes}")
+        if remedy.captures and remedy.gain is not None and 1 - 1 / remedy.gain > idle
         else remedy
         for remedy in finding.remedies
     )

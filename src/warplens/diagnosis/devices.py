@@ -147,7 +147,7 @@ def _share_a_thread(timeline: Timeline, window: Window, devices: Sequence[int]) 
     return bool((of_thread["len"] == len(devices)).any())
 
 
-def told_apart(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[Sharing]) -> dict[str, Spent]:
+def split_causes(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[Sharing]) -> dict[str, Spent]:
     """The causes of each pause, with the time of `Sharing.waits` as causes of their own.
 
     It is taken from waits for other work, and beyond those from all other causes alike. Time that replicas cost is

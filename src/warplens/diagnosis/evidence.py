@@ -398,7 +398,7 @@ _LAUNCHED_AS: Final = ("name", *(f"{what}_{axis}" for what in ("grid", "block") 
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class CounterVerdicts:
     """The verdicts of a counter report on kernels, by name, grid and block."""
 
     source: str  #: the report's file name
@@ -412,7 +412,7 @@ class Counted:
         return named.join(self.kernels, on=_KEY, how="left", maintain_order="left").select(COUNTED.names)
 
 
-def counted(report: KernelCounters) -> Counted:
+def counted(report: KernelCounters) -> CounterVerdicts:
     """The verdicts of one report. Of several instances of one template with the same grid, the first one counts."""
     from warplens.analysis.counters.bounds import kernel_bounds
     from warplens.analysis.counters.groups import SIZES, group_launches
@@ -431,4 +431,4 @@ def counted(report: KernelCounters) -> Counted:
     launches = groups.launches.filter(pl.col("kind") == "kernel")
     named = launches.select("launch", pl.col("name").cast(pl.String), *SIZES)
     kernels = named.join(bounds, on="launch", how="left", maintain_order="left").unique(_KEY, keep="first")
-    return Counted(report.capture.source, kernels.select(*_KEY, *COUNTED.names).cast(COUNTED.schema))
+    return CounterVerdicts(report.capture.source, kernels.select(*_KEY, *COUNTED.names).cast(COUNTED.schema))

@@ -21,15 +21,23 @@ from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_
 from warplens.analysis.frames import Spent, all_equal, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
-from warplens.analysis.phases import phase_of_work
+from warplens.analysis.phases import PHASE, phase_of_work
 from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
-from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, told_apart
-from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
+from warplens.analysis.window import PHASES, Window, unnumbered_name
+from warplens.diagnosis.devices import IN_TURN, UNEVEN, Sharing, sharings, split_causes
+from warplens.diagnosis.evidence import (
+    COUNTED,
+    CounterVerdicts,
+    HostLoad,
+    host_load,
+    mark_loops,
+    mark_optimizers,
+    needed_ns,
+)
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
-from warplens.diagnosis.pace import Gain, Less, Pace
+from warplens.diagnosis.pace import Gain, HostSpeed, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
@@ -45,7 +53,6 @@ _OTHER_LABELS: Final = (
     *("memset", "graph"),
 )
 _KIND: Final = pl.Enum(list(WORK_KINDS))
-_PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
 WORK: Final = table(
     "diagnosis: work",
@@ -57,7 +64,7 @@ WORK: Final = table(
     Column("launch_start_ns", pl.Int64, "begin of the call that issued it; null where that was not recorded"),
     Column("launch_end_ns", pl.Int64, "end of it"),
     column("range", dtype=pl.Int64, help="row of the innermost range around that call"),
-    column("phase", dtype=_PHASE),
+    column("phase", dtype=PHASE),
     column("label", dtype=pl.Enum([*CATEGORIES, *_OTHER_LABELS]), help="category of a kernel, direction of a copy"),
     CLASSES.column("precision"),
     "tensor_cores",
@@ -75,7 +82,7 @@ GAPS: Final = table(
     "One pause of a GPU: its interval, and the work that ended it. `warplens.diagnosis.facts`.",
     "start_ns end_ns device",
     column("range", dtype=pl.Int64, help="row of the innermost range around the launch of the work that ended it"),
-    column("phase", dtype=_PHASE),
+    column("phase", dtype=PHASE),
 )
 
 #: Columns of `Timeline.work` that `WORK` takes over.
@@ -128,8 +135,8 @@ class Facts:
     #: part, gap_part: for a phase, its rows in `whole.work` and `whole.gaps`
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-    #: cached answers of functions marked `once` or `remembered`
-    answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
+    #: results of functions marked `once` or `remembered`
+    cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @property
     def lengths(self) -> Int64s:
@@ -310,7 +317,7 @@ class Facts:
             return UnprofiledStep(share.step_ns, share.step_ns, share.step_ns, measured=True, host_share=host_share)
         busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
         recorded = max(round(self.window.duration_ns / self.steps), busy)
-        times = [min(max(round(self.pace.duration_ns(place) / self.pace.steps), busy), recorded) for place in range(3)]
+        times = [min(max(round(self.pace.duration_ns(speed) / self.pace.steps), busy), recorded) for speed in HostSpeed]
         return UnprofiledStep(times[0], min(times), max(times), measured=False, host_share=share.usual)
 
     def replayed(
@@ -318,7 +325,7 @@ class Facts:
         *changes: Change,
         time: Float64s | None = None,
         calls: Float64s | None = None,
-        kept: float = 0.0,
+        residual_share: float = 0.0,
         stalls: float = 1.0,
         elsewhere: bool = False,
         waits: bool = False,
@@ -330,7 +337,7 @@ class Facts:
             changes: of `prediction.CHANGES`, made together.
             time: share of the time of each piece of work that goes away.
             calls: share of the host's time for issuing each piece that goes away.
-            kept: share of the saved time that is expected to stay.
+            residual_share: share of the saved time that is expected to stay.
             stalls: share of the host's other time before that work that goes away like its calls.
             elsewhere: whether the host's other time before other work shrinks with the number of launches, because it
                 is spent on the results, the graph and the parameters of what is launched.
@@ -340,7 +347,7 @@ class Facts:
         if self.pace is None:
             return None
         if time is None and calls is None:
-            return self.pace.gain(*changes, kept=kept, direction=direction)
+            return self.pace.gain(*changes, residual_share=residual_share, direction=direction)
 
         rows = self.replayed_rows
 
@@ -348,7 +355,7 @@ class Facts:
             return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
         less = Less(of_schedule(time), of_schedule(calls), stalls, elsewhere, waits)
-        return self.pace.gain(*changes, less=less, kept=kept, direction=direction)
+        return self.pace.gain(*changes, less=less, residual_share=residual_share, direction=direction)
 
     @cached_property
     def replayed_rows(self) -> Int64s:
@@ -450,7 +457,7 @@ class Facts:
 
     def forget(self) -> None:
         """Frees cached answers; they are computed again if needed."""
-        self.answers.clear()
+        self.cache.clear()
         for name in ("pace", "replayed_rows", "copies"):
             vars(self).pop(name, None)
 
@@ -480,7 +487,7 @@ class Facts:
                 phase=phase,
                 whole=self,
                 predictions={},
-                answers={},
+                cache={},
             )
             for phase, part, gap_part in zip(phases, rows, pauses, strict=True)
         ]
@@ -503,7 +510,7 @@ class Facts:
 def gather(
     timeline: Timeline,
     window: Window,
-    counted: Counted | None = None,
+    counted: CounterVerdicts | None = None,
     thresholds: Thresholds = DEFAULTS,
     budgets: Sequence[TimeBudget] | None = None,
     notes: Sequence[Note] = (),
@@ -518,7 +525,7 @@ def gather(
     causes = _causes(budgets)
     shared = () if len(budgets) < 2 or window.range_name else tuple(sharings(timeline, window, work, gaps, causes))
     if shared:
-        causes = told_apart(causes, (gaps["end_ns"] - gaps["start_ns"]).to_numpy(), shared)
+        causes = split_causes(causes, (gaps["end_ns"] - gaps["start_ns"]).to_numpy(), shared)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -551,12 +558,12 @@ def _phases(timeline: Timeline, window: Window) -> pl.Series:
     Kernels reveal an optimizer that no range names, and other loops over the parameters. Work that a range or gradient
     operators place in a forward or backward pass is neither.
     """
-    phases = phase_of_work(timeline).cast(_PHASE)
+    phases = phase_of_work(timeline).cast(PHASE)
     named = (phases == "optimizer").any()
     marked = mark_loops(timeline, window) & ~phases.is_in(["forward", "backward"]).to_numpy()
     if not named:
         marked |= mark_optimizers(timeline, window)
-    return constant("optimizer", len(phases), _PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
+    return constant("optimizer", len(phases), PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
 
 
 def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
@@ -564,7 +571,7 @@ def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
     return pl.Series([value], dtype=dtype).new_from_index(0, count)
 
 
-def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Counted | None) -> pl.DataFrame:
+def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: CounterVerdicts | None) -> pl.DataFrame:
     """The work of one device that owns time of the window."""
     rows = _rows(timeline, budget)
     if not len(rows):
@@ -606,7 +613,7 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     return pl.Series("label", dtype.categories, dtype=dtype).gather(codes).alias("label")  # type: ignore[attr-defined]
 
 
-def _properties(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:
+def _properties(timeline: Timeline, work: pl.DataFrame, counted: CounterVerdicts | None) -> pl.DataFrame:
     """Properties of kernels and copies, alongside `work`; null for work of another kind."""
     trace, rows = timeline.trace, work["row"]
     kernel, copy = (work["kind"] == kind for kind in ("kernel", "copy"))

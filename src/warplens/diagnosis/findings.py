@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class Remedy:
         gain_by_batch: for more work at a time: multiple of the work → gain for the same work. `gain` is one of these;
             `expected` says which.
         basis: basis of `gain_interval`; None with `gain`.
+        id: key of its counterparts for other frameworks and engines; empty if it has none. Not part of any output.
+        compiles: whether its code compiles, which a compiled program does already. Not part of any output.
+        captures: whether its code captures CUDA graphs, likewise.
     """
 
     action: str
@@ -83,6 +86,9 @@ class Remedy:
     gain_interval: tuple[float, float] | None = None
     gain_by_batch: Mapping[int, float] | None = None
     basis: Basis | None = None
+    id: str = field(default="", kw_only=True, repr=False)
+    compiles: bool = field(default=False, kw_only=True, repr=False)
+    captures: bool = field(default=False, kw_only=True, repr=False)
 
 
 #: How a finding is located: by calls that block the host, by pauses of the launching thread, or by work.
@@ -235,12 +241,53 @@ class UnprofiledStep:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The verdict for people, in parts. Its text is one sentence with limit and gain, and the other sentences.
+
+    Attributes:
+        limit: what limits the program; without a full stop if a gain follows.
+        opening: `LIMITED_BY` if `limit` completes it, so that outputs may name the limiter alone.
+        gain: of the main limiter.
+        reasons: why there may be nothing to do, or why a finding with a larger gain comes after it.
+        together: what remedies bring together.
+        left_out: parts of the profile that the window leaves out.
+        ranks: whose limit it is, in a run of several ranks.
+        others: what holds for other ranks of a run.
+    """
+
+    limit: str
+    opening: str = ""
+    gain: str = ""
+    reasons: tuple[str, ...] = ()
+    together: str = ""
+    left_out: tuple[str, ...] = ()
+    ranks: str = ""
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        limit = f"{self.opening}{self.limit}"
+        if self.ranks:
+            limit = f"On {self.ranks}: {limit[:1].lower()}{limit[1:]}"
+        if self.gain:
+            limit += f"; {self.gain}."
+        return " ".join(filter(None, (limit, *self.reasons, self.together, *self.left_out, *self.others)))
+
+    def without_gain(self) -> Headline:
+        """The same limit with a full stop instead of its gain."""
+        return replace(self, limit=f"{self.limit}.", gain="") if self.gain else self
+
+
+#: Begin of a headline that names the limiter.
+LIMITED_BY: Final = "Limited by "
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """The limits of a window, and what to do about them.
 
     Attributes:
         verdict: id of the rule of the main limiter; the first finding has it.
-        headline: one sentence for people; a second one if a finding with a larger gain comes after it.
+        headline_parts: the verdict for people.
         headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
         unprofiled_share: the same share of the time without the profiler; None without `headline_share`.
         findings: the one to mend first, which may be the cause of one with a larger gain; then the worst first.
@@ -256,7 +303,7 @@ class Diagnosis:
     """
 
     verdict: str
-    headline: str
+    headline_parts: Headline
     findings: tuple[Finding, ...]
     per_phase: tuple[PhaseVerdict, ...]
     predictions: tuple[Prediction, ...]
@@ -268,6 +315,11 @@ class Diagnosis:
     unprofiled_share: float | None = None
     without_profiler: UnprofiledStep | None = None
     verdict_known: bool = True
+
+    @property
+    def headline(self) -> str:
+        """One sentence for people; further ones if there is more to say."""
+        return str(self.headline_parts)
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

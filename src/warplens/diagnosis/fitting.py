@@ -23,6 +23,7 @@ _ENGINE_GRAPHS: Final = Remedy(
     "# sglang: without --disable-cuda-graph, and --cuda-graph-max-bs for larger batches\n"
     "# TensorRT-LLM: cuda_graph_config; prefills are captured in parts, if at all",
     "",
+    captures=True,
 )
 
 #: What compiles the model in an engine, and what takes its host code out.
@@ -38,22 +39,22 @@ _PLANNED_AHEAD: Final = (
     "# sglang: without --disable-overlap-schedule"
 )
 
-#: Begin of an action → the code for it where an engine runs the model, whose loop and steps are not the user's; empty
-#: if there is none.
+#: `Remedy.id` → the code for it where an engine runs the model, whose loop and steps are not the user's; empty if there
+#: is none.
 _IN_ENGINES: Final = {
-    "Launch fewer kernels": _COMPILED_BY_ENGINE,
-    "Compile the blocks": _COMPILED_BY_ENGINE,
-    "Give each launch more work": "# more requests at a time: load for them, --max-num-seqs, --max-num-batched-tokens\n"
+    "fewer-launches": _COMPILED_BY_ENGINE,
+    "compiled-blocks": _COMPILED_BY_ENGINE,
+    "more-work-per-launch": "# more requests at a time: load for them, --max-num-seqs, --max-num-batched-tokens\n"
     "# (sglang: --max-running-requests, --chunked-prefill-size)",
-    "Take the host out of these operators": _WITHOUT_HOST,
-    "Reduce host work in the forward pass": _WITHOUT_HOST,
-    "Reduce host work between tokens": _PLANNED_AHEAD,
-    "Prepare the input while the GPU computes": _PLANNED_AHEAD,
-    "Prepare it once, or on the GPU": "",
-    "Prepare the next request while the GPU computes": _PLANNED_AHEAD,
-    "Find out what the host does there": "py-spy record --gil --subprocesses -- vllm serve MODEL\n"
+    "no-host-operators": _WITHOUT_HOST,
+    "lighter-forward": _WITHOUT_HOST,
+    "lighter-decoding": _PLANNED_AHEAD,
+    "prefetched-input": _PLANNED_AHEAD,
+    "prepared-once": "",
+    "prefetched-requests": _PLANNED_AHEAD,
+    "find-host-work": "py-spy record --gil --subprocesses -- vllm serve MODEL\n"
     "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true --trace-fork-before-exec=true vllm serve MODEL",
-    "Record steps only": "# some seconds under load: POST /start_profile, then /stop_profile (vllm, sglang)\n"
+    "steps-only": "# some seconds under load: POST /start_profile, then /stop_profile (vllm, sglang)\n"
     "# they need --profiler-config (vllm; until 0.12 VLLM_TORCH_PROFILER_DIR) or SGLANG_TORCH_PROFILER_DIR\n"
     "# or --window for the profile at hand",
 }
@@ -75,10 +76,6 @@ def _optimizer_is_fused(facts: Facts) -> bool:
     return not facts.trains or bool(facts.program.marked("fused-optimizer").any())
 
 
-#: Code of remedies that compile, and of those that capture graphs.
-_COMPILES: Final = re.compile(r"torch\.compile\((?!.*reduce-overhead)")
-_CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(")
-
 #: Pattern of lines of a remedy's code, and the programs to which they do not apply.
 _LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
     (re.compile(r"\bn(?:sys|cu)\b|gpu-metrics-devices"), _on_amd),
@@ -98,25 +95,26 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     finding = replace(finding, refute=experiment_for(framework, finding.refute))
     if not finding.remedies:
         return finding
-    taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
     engine = is_served(facts)
     served = finding.id == "launch-overhead" and not facts.graphed and engine
-    taken += [_CAPTURES] if served else []
-    left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
+    compiled, captured = facts.compiled, facts.graphed or served
+    left = [
+        remedy for remedy in finding.remedies if not ((compiled and remedy.compiles) or (captured and remedy.captures))
+    ]
     remedies = in_words_of(framework, tuple(left) or finding.remedies)
     remedies = tuple(map(_in_engine, remedies)) if engine else remedies
     unfit = [pattern for pattern, applies in _LINES if applies(facts)]
     left = [replace(remedy, how=how) for remedy in remedies if (how := _without(remedy.how, unfit))]
     if served:
-        graphs = next((remedy for remedy in finding.remedies if _CAPTURES.search(remedy.how)), _ENGINE_GRAPHS)
+        graphs = next((remedy for remedy in finding.remedies if remedy.captures), _ENGINE_GRAPHS)
         left.insert(0, replace(graphs, action=_ENGINE_GRAPHS.action, how=_ENGINE_GRAPHS.how))
     return replace(finding, remedies=tuple(left)) if left else finding
 
 
 def _in_engine(remedy: Remedy) -> Remedy:
     """The remedy where an engine runs the model: its options, and commands that start it."""
-    told = next((how for begin, how in _IN_ENGINES.items() if remedy.action.startswith(begin)), remedy.how)
-    return replace(remedy, how=told.replace("python train.py", "vllm serve MODEL"))
+    how = _IN_ENGINES.get(remedy.id, remedy.how)
+    return replace(remedy, how=how.replace("python train.py", "vllm serve MODEL"))
 
 
 def _without(how: str, unfit: list[re.Pattern[str]]) -> str:

@@ -46,21 +46,21 @@ _OF_PYTORCH: Final = re.compile(
     r"|\bnn\.|\.to\('cuda'|\.unique\(|index_select"
 )
 
-#: Begin of an action → framework → the code for it; or an action of its own, the code and, if it differs, the expected
-#: effect. `*`: other frameworks.
+#: `Remedy.id` → framework → the code for it; or an action of its own, the code and, if it differs, the expected effect.
+#: `*`: other frameworks.
 _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
-    "Copy from pinned memory, without blocking": {
+    "pinned-input": {
         "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
         "cupy": "pinned = cupyx.empty_pinned(shape, dtype); pinned[...] = array\nx.set(pinned, stream=stream)",
         "*": "cudaMallocHost(&host, bytes);  // or cudaHostRegister for memory that is there already\n"
         "cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream);",
     },
-    "Copy without blocking": {
+    "async-copies": {
         "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
         "cupy": "x.set(pinned, stream=stream); y.get(stream=stream, out=pinned, blocking=False)",
         "*": "cudaMemcpyAsync(to, from, bytes, kind, stream);  // not cudaMemcpy",
     },
-    "Copy the next batch while": {
+    "input-ahead": {
         "jax": (
             "Send the next batch while this one is computed",
             "coming = jax.device_put(next_batch)  # before the result of this step is read",
@@ -76,7 +76,7 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
         ),
     },
-    "Copy in both directions while": {
+    "overlapped-both-ways": {
         "jax": (
             "Copy in both directions while the GPU computes",
             "coming = jax.device_put(next_batch); result.copy_to_host_async()\n"
@@ -98,7 +98,7 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "// two or three buffers of each in turn: one chunk's input, another's work, a third's results at a time",
         ),
     },
-    "Copy these results while": {
+    "overlapped-results": {
         "jax": (
             "Copy these results while the next step is computed",
             "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
@@ -115,7 +115,7 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "// two buffers in turn",
         ),
     },
-    "Copy to pinned memory, without blocking": {
+    "pinned-results": {
         "jax": "result.copy_to_host_async()  # np.asarray(result) when the next step has been started",
         "cupy": "kept = cupyx.empty_pinned(shape, dtype)  # once\n"
         "result.get(stream=stream, out=kept, blocking=False); done = stream.record()\n"
@@ -124,57 +124,63 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "cudaMemcpyAsync(kept, result, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
         "// read `kept` after cudaEventSynchronize(done), when the next input has been launched",
     },
-    "Copy ahead what memory has no room for": {
+    "data-ahead": {
         "jax": "coming = jax.device_put(data)  # before what runs now has ended",
         "cupy": "with copies: coming.set(pinned)  # copies = cupy.cuda.Stream(non_blocking=True)\n"
         "compute.wait_event(copies.record())  # before use",
         "*": "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, copies);  // a stream of its own\n"
         "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
     },
-    "Copy less": {"*": "# send narrow types and convert on the GPU; keep results there"},
-    "Keep on the GPU what is used in every step": {"*": "# allocate and copy it once, before the loop"},
-    "Keep on the GPU what comes back to it": {"*": "# where memory allows: no copy to the host in between"},
-    "Read results back less often": {
-        "jax": "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
-        "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
-        "cupy": "# no float(x), x.item(), x.get() or `if x:` in the loop: test for the end every N turns",
+    "fewer-copies": {"*": "# send narrow types and convert on the GPU; keep results there"},
+    "kept-inputs": {"*": "# allocate and copy it once, before the loop"},
+    "kept-round-trips": {"*": "# where memory allows: no copy to the host in between"},
+    "fewer-readbacks": {
+        "jax": (
+            "Read results back less often",
+            "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
+            "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
+        ),
+        "cupy": (
+            "Read results back less often",
+            "# no float(x), x.item(), x.get() or `if x:` in the loop: test for the end every N turns",
+        ),
         "*": (
             "Wait for the GPU less often",
             "# no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy between launches: work of one stream\n"
             "# runs in order anyway; keep sums and flags on the GPU and copy them every N steps",
         ),
     },
-    "Remove the calls that wait": {
+    "no-waits": {
         "jax": "# no block_until_ready() between jitted functions: once, to time them all",
         "cupy": "# no cupy.cuda.Device().synchronize() or stream.synchronize() between launches: work of one stream\n"
         "# runs in order anyway",
         "*": "# no cudaDeviceSynchronize or cudaStreamSynchronize between launches: work of one stream\n"
         "# runs in order anyway; check errors with cudaGetLastError, which does not wait",
     },
-    "Find all synchronizing operations": {
+    "find-waits": {
         "jax": ("Find all transfers", "jax.config.update('jax_transfer_guard', 'log')  # a line for each"),
         "*": ("Find all calls that wait", "warplens api PATH  # …Synchronize, cudaMemcpy, cudaFree"),
     },
-    "Read the values back one step later": {
+    "later-readbacks": {
         "jax": "value.copy_to_host_async()  # float(value) one step later",
         "cupy": "value.get(stream=stream, out=pinned, blocking=False); done = stream.record()\n"
         "# read `pinned` after done.synchronize() in the next step",
         "*": "cudaMemcpyAsync(pinned, value, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
         "// read `pinned` after cudaEventSynchronize(done) in the next step",
     },
-    "Process all items at once": {
+    "all-items-at-once": {
         "jax": "values = jax.device_get(values)  # all of them once, after the loop\n"
         "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) instead of a call for each",
         "cupy": "values = cupy.stack(values).get()  # once, after the loop\n"
         "# a loop that tests for its end: every N turns only",
         "*": "# one kernel and one copy for all of them; a loop that tests for its end: every N turns only",
     },
-    "Do the work of all turns at once": {
+    "all-turns-at-once": {
         "jax": "# jax.vmap, or jax.lax.scan inside jit, instead of a Python loop",
         "cupy": "# one operation over the whole array: broadcasting, cupy.where",
         "*": "# one kernel over the whole array; library calls that take a batch",
     },
-    "Let the caching allocator": {
+    "cached-memory": {
         "jax": (
             "Let XLA keep its memory",
             "# no XLA_PYTHON_CLIENT_ALLOCATOR=platform; XLA_PYTHON_CLIENT_PREALLOCATE=true",
@@ -189,12 +195,12 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &most);  // most = UINT64_MAX",
         ),
     },
-    "Reuse buffers": {
+    "reused-buffers": {
         "jax": "step = jax.jit(step, donate_argnums=0)  # and inputs padded to few distinct shapes",
         "cupy": "# out=, and operations in place; allocate once, before the loop",
         "*": "# allocate once, before the loop",
     },
-    "Replay the step from a CUDA graph": {
+    "cuda-graph": {
         "jax": (
             "Run the whole step as one compiled program",
             "step = jax.jit(step)  # loss, gradients and update together; several steps: jax.lax.scan inside\n"
@@ -206,43 +212,41 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&ready, graph, 0);\n"
         "cudaGraphLaunch(ready, stream);  // in each step",
     },
-    "Launch the next graph before this one has finished": {
+    "graphs-ahead": {
         "jax": (
             "Call the next step before this one has finished",
             "# jitted functions return at once: no block_until_ready(), float() or np.asarray() between steps",
         ),
         "*": "# a launch returns at once: do not wait between them, read results one replay later",
     },
-    "Put more into one graph": {
+    "larger-graphs": {
         "jax": ("Put more into one program", "# several steps in one jit: jax.lax.scan; metrics and updates in it, too")
     },
-    "Launch fewer kernels": {
+    "fewer-launches": {
         "jax": "step = jax.jit(step)  # outside jit, each operation is a separate kernel",
         "cupy": "@cupy.fuse()  # or one cupy.ElementwiseKernel for a chain of operations",
         "*": "# one kernel for all passes over the same data; library calls that take a batch",
     },
-    "Give each launch more work": {"*": "# a larger batch: several requests, or chunks of the input, in one pass"},
-    "Fuse chains of elementwise work": {
+    "more-work-per-launch": {"*": "# a larger batch: several requests, or chunks of the input, in one pass"},
+    "fused-passes": {
         "jax": "step = jax.jit(step)  # XLA fuses operations inside one jit",
         "cupy": "@cupy.fuse()  # or cupy.ElementwiseKernel, cupy.ReductionKernel",
         "*": ("Fuse kernels that pass over the same data", "# one pass over the data instead of several"),
     },
-    "Move fewer bytes": {"*": "# 16-bit instead of 32-bit numbers; results in place"},
-    "Keep tensors in 16 bits": {"*": ("Keep arrays in 16 bits", "# sums and norms in 32 bits inside of kernels only")},
-    "Put more work into each launch": {
+    "fewer-bytes": {"*": "# 16-bit instead of 32-bit numbers; results in place"},
+    "16-bit-tensors": {"*": ("Keep arrays in 16 bits", "# sums and norms in 32 bits inside of kernels only")},
+    "larger-launches": {
         "jax": "# a larger batch, or independent problems stacked: jax.vmap",
         "*": "# a larger batch, or independent problems in one launch: more blocks, library calls that take a batch",
     },
-    "Run independent kernels concurrently": {
+    "concurrent-kernels": {
         "cupy": "side.wait_event(stream.record())  # side = cupy.cuda.Stream(non_blocking=True), once\n"
         "with side: y = branch(x)\n"
         "stream.wait_event(side.record())  # before y is used",
         "*": "# on streams of their own (cudaStreamNonBlocking), or as parallel branches of one CUDA graph",
     },
-    "Make the pauses between the kernels shorter or fewer": {
-        "*": "# a CUDA graph: its nodes start sooner after one another; one kernel instead of several"
-    },
-    "Compile before the loop": {
+    "shorter-pauses": {"*": "# a CUDA graph: its nodes start sooner after one another; one kernel instead of several"},
+    "compiled-before-loop": {
         "jax": "step.lower(params, batch).compile()  # with each shape; inputs padded to few shapes\n"
         "JAX_LOG_COMPILES=1 python train.py  # names what is compiled, and why\n"
         "jax.config.update('jax_compilation_cache_dir', 'cache')  # for the next run",
@@ -252,16 +256,14 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
             "# one call of each kernel, and of each library with each size, before it; CUDA_MODULE_LOADING=EAGER",
         ),
     },
-    "Prepare the input while the GPU computes": {
+    "prefetched-input": {
         "jax": "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
         "*": "# a thread that reads and converts the next input into pinned memory",
     },
-    "Process these data on the GPU": {"*": "# send them as they are; convert, count, compare and select there"},
-    "Do this work where its data are": {"*": "# on the GPU, without copies to the host and back between two kernels"},
-    "Work on these results on the GPU, or behind the loop": {
-        "*": "# one number read back instead of an array; or hand them to another thread"
-    },
-    "Find out what the host does there": {
+    "data-on-gpu": {"*": "# send them as they are; convert, count, compare and select there"},
+    "work-on-gpu": {"*": "# on the GPU, without copies to the host and back between two kernels"},
+    "results-on-gpu": {"*": "# one number read back instead of an array; or hand them to another thread"},
+    "find-host-work": {
         "jax": "py-spy record --gil -- python train.py\n"
         "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
         "# ranges: with nvtx.annotate('data'): ...  # the package nvtx",
@@ -271,46 +273,48 @@ _ELSEWHERE: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
         "*": "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree ./program\n"
         '// ranges: nvtxRangePushA("data"); … nvtxRangePop();',
     },
-    "Do fewer FLOPs, or use a narrower format": {
+    "narrower-products": {
         "*": "# products in fp8 or int8 (cuBLASLt, CUTLASS); 2:4 sparsity; fewer or smaller products"
     },
-    "Do fewer FLOPs": {"*": "# 2:4 sparsity; fewer or smaller products"},
-    "Compute in float32 or less": {
+    "fewer-flops": {"*": "# 2:4 sparsity; fewer or smaller products"},
+    "no-float64": {
         "jax": "# no jax_enable_x64; jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
         "cupy": "x = cupy.asarray(array, dtype=cupy.float32)  # NumPy's floats are float64",
         "*": "# float instead of double, also for constants: 0.5f",
     },
-    "Allow TF32": {
+    "tf32": {
         "jax": "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
         "cupy": "CUPY_TF32=1 python program.py",
         "*": "cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);",
     },
-    "Compute in bfloat16": {
-        "jax": "params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)\n"
-        "# Flax: dtype=jnp.bfloat16 of each layer",
+    "bfloat16": {
+        "jax": (
+            "Compute in bfloat16",
+            "params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)\n# Flax: dtype=jnp.bfloat16 of each layer",
+        ),
         "cupy": ("Compute in fp16", "y = x.astype(cupy.float16) @ w.astype(cupy.float16)"),
-        "*": "# cublasGemmEx or cublasLtMatmul with CUDA_R_16BF operands",
+        "*": ("Compute in bfloat16", "# cublasGemmEx or cublasLtMatmul with CUDA_R_16BF operands"),
     },
-    "Compute in fp16": {
+    "fp16": {
         "jax": "params = jax.tree.map(lambda x: x.astype(jnp.float16), params)",
         "cupy": "y = x.astype(cupy.float16) @ w.astype(cupy.float16)",
         "*": "# cublasGemmEx or cublasLtMatmul with CUDA_R_16F operands",
     },
-    "Record the shapes of the operators": {
+    "record-shapes": {
         "*": (
             "Collect counters of the kernels",
             "ncu --set roofline -c 20 python program.py\nwarplens diagnose PATH --counters REPORT",
             "shows which roof limits each of them, and why",
         )
     },
-    "Put dependent work on the same stream": {
+    "same-stream": {
         "*": "# no separate stream for work that waits for the other one anyway\n"
         "# close other programs that use the GPU"
     },
 }
 
-#: Begin of the action of remedies for what only PyTorch has, though a part of their code would stay.
-_ONLY_PYTORCH: Final = ("Keep the allocator from running out of memory",)
+#: `Remedy.id` of what only PyTorch has, though a part of the code would stay.
+_ONLY_PYTORCH: Final = ("no-retries",)
 
 #: Part of an experiment → framework → the part for it. `*`: other frameworks.
 _EXPERIMENTS: Final[dict[str, dict[str, str]]] = {
@@ -401,17 +405,24 @@ def experiment_for(framework: Framework | None, experiment: str) -> str:
 
 
 def _translated(framework: Framework, remedy: Remedy) -> Remedy:
-    for begin, elsewhere in _ELSEWHERE.items():
-        if remedy.action.startswith(begin) and (counterpart := elsewhere.get(framework) or elsewhere.get("*")):
-            action, how, *expected = (begin, counterpart) if isinstance(counterpart, str) else counterpart
-            # A counterpart with another effect has no known gain.
-            remedy = Remedy(action, how, expected[0]) if expected else replace(remedy, action=action, how=how)
-            break
-    else:
-        if remedy.action.startswith(_ONLY_PYTORCH):
-            return remedy
-        lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]
-        remedy = replace(remedy, how="\n".join(lines)) if lines else remedy
+    elsewhere = _ELSEWHERE.get(remedy.id, {})
+    if counterpart := elsewhere.get(framework) or elsewhere.get("*"):
+        remedy = _in_its_words(remedy, counterpart)
+    elif remedy.id in _ONLY_PYTORCH:
+        return remedy
+    elif lines := [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]:
+        remedy = replace(remedy, how="\n".join(lines))
     if framework == "cuda":
         remedy = replace(remedy, how=re.sub(r"python \w+\.py", "./program", remedy.how))
     return remedy
+
+
+def _in_its_words(remedy: Remedy, counterpart: str | tuple[str, ...]) -> Remedy:
+    """The remedy as its counterpart tells it; one with another effect has no known gain."""
+    if isinstance(counterpart, str):
+        return replace(remedy, how=counterpart)
+    action, how, *expected = counterpart
+    if expected:
+        return Remedy(action, how, expected[0], id=remedy.id)
+    # Another framework's own way to the same end captures no graph.
+    return replace(remedy, action=action, how=how, captures=False)

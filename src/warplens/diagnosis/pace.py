@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache, cached_property
 from typing import Final
 
@@ -76,6 +77,14 @@ class Less:
     waits: bool = False  #: whether waits for the GPU between calls that go away, even in part, go away
 
 
+class HostSpeed(Enum):
+    """How fast the host issues work without the profiler, which a profile does not tell exactly."""
+
+    USUAL = "usual"
+    SLOW = "slow"
+    FAST = "fast"
+
+
 @dataclass(frozen=True, eq=False)
 class Pace:
     """The schedule of a window without the time that the profiler added."""
@@ -88,7 +97,7 @@ class Pace:
     steps: float = 1  #: replayed steps, with the parts of cut ones; 1 if the window has none
     #: part of the time of the host's long pauses that is left without the profiler, which records operators in them
     stalls_left: float = 1.0
-    _unchanged_ns: dict[int, int] = field(default_factory=dict, repr=False)
+    _unchanged_ns: dict[HostSpeed, int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _busy_ns(self) -> int:
@@ -110,42 +119,46 @@ class Pace:
         left = float(stalls @ recorded.stall_ns) / recorded.stall_ns.sum() if recorded.stall_ns.any() else 1.0
         return cls(usual, slow, fast, devices, steps, min(left, 1.0))
 
-    def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
-        """Replayed duration at pace `usual` (0), `slow` (1) or `fast` (2), with changes as in `gain`."""
+    def at(self, speed: HostSpeed) -> RecordedSchedule:
+        """The schedule with a host of this speed."""
+        return {HostSpeed.USUAL: self.usual, HostSpeed.SLOW: self.slow, HostSpeed.FAST: self.fast}[speed]
+
+    def duration_ns(self, speed: HostSpeed, *changes: Change, less: Less | None = None) -> int:
+        """Replayed duration with a host of this speed, with changes as in `gain`."""
         if changes or less is not None:
-            result = self.replayed(place, *changes, less=less)
-            return self.duration_ns(place) if result is None else result[0].duration_ns(result[1])
-        if place not in self._unchanged_ns:
-            self._unchanged_ns[place] = replayed_ns((self.usual, self.slow, self.fast)[place])
-        return self._unchanged_ns[place]
+            result = self.replayed(speed, *changes, less=less)
+            return self.duration_ns(speed) if result is None else result[0].duration_ns(result[1])
+        if speed not in self._unchanged_ns:
+            self._unchanged_ns[speed] = replayed_ns(self.at(speed))
+        return self._unchanged_ns[speed]
 
     def replayed(
-        self, place: int, *changes: Change, less: Less | None = None, direction: str | None = None
+        self, speed: HostSpeed, *changes: Change, less: Less | None = None, direction: str | None = None
     ) -> tuple[RecordedSchedule, Replayed] | None:
         """The schedule with these changes, and its replayed times; None if they alter nothing."""
-        recorded = (self.usual, self.slow, self.fast)[place]
+        recorded = self.at(speed)
         changed = _changed(recorded if direction is None else one_way(recorded, direction), changes, less, self.devices)
         return None if changed is None else (changed, replay(changed.schedule))
 
     def gain(
-        self, *changes: Change, less: Less | None = None, kept: float = 0.0, direction: str | None = None
+        self, *changes: Change, less: Less | None = None, residual_share: float = 0.0, direction: str | None = None
     ) -> Gain | None:
         """Gain of these changes together; None if they alter nothing.
 
         Args:
-            kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
+            residual_share: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
             direction: of the copies that the changes concern, as in the `copies` table; None for both.
         """
         gains, best, work_share = [], [], 0.0
-        for place in range(3):
-            result = self.replayed(place, *changes, less=less, direction=direction)
+        for speed in HostSpeed:
+            result = self.replayed(speed, *changes, less=less, direction=direction)
             if result is None:
                 return None
-            if place == 0:
+            if speed is HostSpeed.USUAL:
                 less_ns = max(self._busy_ns - _busy_ns(result[1]), 0)
-                work_share = (1 - kept) * less_ns / max(self.duration_ns(place), 1)
-            before, after = self.duration_ns(place), result[0].duration_ns(result[1])
-            gains.append(before / max(after + kept * max(before - after, 0), 1))
+                work_share = (1 - residual_share) * less_ns / max(self.duration_ns(speed), 1)
+            before, after = self.duration_ns(speed), result[0].duration_ns(result[1])
+            gains.append(before / max(after + residual_share * max(before - after, 0), 1))
             best.append(before / max(after, 1))
         return Gain(gains[0], min(gains), max(best), work_share)
 

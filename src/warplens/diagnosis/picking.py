@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
-from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of
+from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of, tensors_with_lists
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.structure import EMPTY_PRODUCT_NS, backward_work
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -54,12 +53,10 @@ _LEAST_TIMES: Final = 2.0
 _MOST_PICKED: Final = 0.5
 #: Bounds of any time.
 ANY_TIME: Final = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
-#: The sizes of one tensor in the text of an operator's shapes, lists of tensors included.
-_SIZES: Final = re.compile(r"\[(\d[\d, ]*)\]")
 
 
 @dataclass(frozen=True, eq=False)
-class Projected:
+class ProjectionsOfGatheredRows:
     """Products of picked rows that repeat those of the rows they were picked from."""
 
     share: Float64s  #: share of each piece of work that goes away if rows are multiplied before they are picked
@@ -87,7 +84,7 @@ class _Multiplied(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Unpicked:
+class PassesOverUngatheredRows:
     """Passes over all rows of tables of which few are picked right after."""
 
     work: Bools  #: these passes
@@ -144,7 +141,7 @@ def _picked(name: str, tensors: list[tuple[int, ...]]) -> int | None:
 
 
 @once
-def projected_again(facts: Facts) -> Projected | None:
+def projected_again(facts: Facts) -> ProjectionsOfGatheredRows | None:
     """Products of rows that were picked right before, from a table of at most half as many rows; None for none."""
     names = _named(facts)
     if names is None:
@@ -188,7 +185,7 @@ def projected_again(facts: Facts) -> Projected | None:
     forward = int(products.sum())
     _with_gradients(facts, search, by_size, share)
     products |= (share > 0) & ~picks
-    return Projected(share, work | products, products, forward, most)
+    return ProjectionsOfGatheredRows(share, work | products, products, forward, most)
 
 
 #: Rows, columns and inner dimension of a product.
@@ -296,7 +293,7 @@ def _multiplied_numbers(name: str, text: str | None) -> int:
 
 def _listed(text: str | None) -> list[int]:
     """Numbers of each tensor in these shapes, those in lists included."""
-    return [math.prod(map(int, sizes.split(","))) for sizes in _SIZES.findall(text or "")]
+    return [*map(math.prod, tensors_with_lists(text or ""))]
 
 
 @lru_cache(maxsize=65_536)
@@ -306,11 +303,13 @@ def numbers_in(text: str | None) -> frozenset[int]:
 
 
 @once
-def unpicked_passes(facts: Facts) -> Unpicked | None:
+def unpicked_passes(facts: Facts) -> PassesOverUngatheredRows | None:
     """Passes over all rows of a tensor right before few of them are picked, if nothing else reads it; None for none."""
     if facts.whole is not None:
         whole = unpicked_passes(facts.whole)  # other phases may read it
-        return None if whole is None else Unpicked(whole.work[facts.part], whole.share[facts.part], whole.read)
+        if whole is None:
+            return None
+        return PassesOverUngatheredRows(whole.work[facts.part], whole.share[facts.part], whole.read)
     names = _named(facts)
     if names is None:
         return None
@@ -342,7 +341,7 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
             part = sum(reading.result(place, first, size) for place in picked) / size
             if part <= _MOST_PICKED:
                 share[chain], read = np.maximum(share[chain], 1 - part), max(read, part)
-    return Unpicked(share > 0, share, read) if share.any() else None
+    return PassesOverUngatheredRows(share > 0, share, read) if share.any() else None
 
 
 def _passes(facts: Facts, names: pl.Series) -> Bools:

@@ -52,7 +52,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
     """The places with the most of a finding's claimed time, the largest first; none if they have no names."""
     if by == "work":
         spent = claims.pieces(id_).plus(_of_next_work(facts, claims.pauses(id_))).whole()
-        spent = spent if spent.any() or (sought := rule(id_).sought(facts)) is None else sought
+        spent = spent if spent.any() or (place_time := rule(id_).place_time(facts)) is None else place_time
         kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
         own = claims.pieces(id_).whole() > 0
         if isinstance(rule(id_), StructureRule) and spent[~own].any():

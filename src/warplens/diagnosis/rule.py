@@ -65,14 +65,14 @@ _Value = TypeVar("_Value")
 
 
 def remembered(method: Callable[[_Rule, Facts], _Result]) -> Callable[[_Rule, Facts], _Result]:
-    """Caches a method of a rule in each window (`Facts.answers`)."""
+    """Caches a method of a rule in each window (`Facts.cache`)."""
 
     @wraps(method)
     def cached(rule: _Rule, facts: Facts) -> _Result:
         key = (method, rule.id)
-        if key not in facts.answers:
-            facts.answers[key] = method(rule, facts)
-        result: _Result = facts.answers[key]
+        if key not in facts.cache:
+            facts.cache[key] = method(rule, facts)
+        result: _Result = facts.cache[key]
         return result
 
     return cached
@@ -128,9 +128,9 @@ def in_order(remedies: tuple[Remedy, ...], gain: float) -> tuple[Remedy, ...]:
 
     Remedies before it stay there if their gain is unknown.
     """
-    place = next((place for place, remedy in enumerate(remedies) if remedy.gain == gain), None)
-    before = () if place is None else tuple(remedy for remedy in remedies[:place] if remedy.gain is None)
-    first = () if place is None else remedies[place : place + 1]
+    index = next((index for index, remedy in enumerate(remedies) if remedy.gain == gain), None)
+    before = () if index is None else tuple(remedy for remedy in remedies[:index] if remedy.gain is None)
+    first = () if index is None else remedies[index : index + 1]
     others = [remedy for remedy in remedies if remedy not in before + first]
     return *before, *first, *sorted(others, key=lambda remedy: -(remedy.gain or 0.0))
 
@@ -216,7 +216,7 @@ class Rule:
         """Whether its calls may keep the host from running ahead, so that it also claims pauses of later launches."""
         return True
 
-    def sought(self, facts: Facts) -> Int64s | None:
+    def place_time(self, facts: Facts) -> Int64s | None:
         """Time of each piece of work by which places are chosen if the finding claims no time; None for none."""
         return None
 
@@ -240,7 +240,7 @@ class Rule:
         informs: bool = False,
         on_gpu: bool = False,
         issuing_ns: int = 0,
-        kept: float = 0.0,
+        residual_share: float = 0.0,
         bound_ns: int | None = None,
         bound_known: bool = True,
         at_least: float = 1.0,
@@ -261,7 +261,7 @@ class Rule:
             informs: it only informs, whatever its gain.
             on_gpu: it only slows down the GPU; with the remedy, the unchanged host may set the pace.
             issuing_ns: part of the claimed time in which the host issued work, which the profiler made longer.
-            kept: share of the claimed time that is expected to stay after the first remedy.
+            residual_share: share of the claimed time that is expected to stay after the first remedy.
             bound_known: whether the gain has a known bound; that of a larger batch, for example, has none.
             bound_ns: time that remedies could remove by the physics of the same mathematics; by default the claim.
             at_least: lower limit of the bound, such as the gain of a replayed remedy.
@@ -269,7 +269,7 @@ class Rule:
             busy_ns: GPU work in the claimed time, if `replayed` is given.
             claims: given if the first remedy removes exactly the claimed work, whose removal is then replayed.
         """
-        cost = _Cost(claimed_ns, issuing_ns, kept, bound_ns or 0, on_gpu)
+        cost = _Cost(claimed_ns, issuing_ns, residual_share, bound_ns or 0, on_gpu)
         if replayed is not None:
             estimate = _estimate_by_replay(facts, cost, replayed, busy_ns)
         else:
@@ -285,7 +285,7 @@ class Rule:
         if any(note.code == "shared-gpu" for note in facts.notes) and facts.pace is None:
             confidence = "low"  # nothing is replayed, and the times include those of other processes
         shown = self._with_busy_share(facts, evidence)
-        told = told_of(remedies, *gains, basis)
+        told = fill_gains(remedies, *gains, basis)
         return self.found(title, severity, confidence, gains, shown, where, told, variant, basis)
 
     def _with_busy_share(
@@ -353,14 +353,14 @@ class _Cost:
 
     claimed_ns: int
     issuing_ns: int
-    kept: float
+    residual_share: float
     bound_ns: int
     on_gpu: bool
 
     @property
     def saved_ns(self) -> float:
         """The part of it that the first remedy saves."""
-        return self.claimed_ns * (1 - self.kept)
+        return self.claimed_ns * (1 - self.residual_share)
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def _estimate_by_claim(facts: Facts, cost: _Cost, without: Gain | None) -> _Esti
     Args:
         without: replayed gain without the claimed work, if there is one.
     """
-    issuing_ns = int(cost.issuing_ns * (1 - cost.kept))
+    issuing_ns = int(cost.issuing_ns * (1 - cost.residual_share))
     gain = gain_of(facts, int(cost.saved_ns), on_gpu=cost.on_gpu, issuing_ns=issuing_ns)
     if without is None:
         # Gains of less host work are less certain than those of less GPU work.
@@ -458,7 +458,7 @@ def interval_of(basis: Basis, bound: float | None) -> tuple[float, float]:
     return low, high if bound is None else min(high, bound)
 
 
-def told_of(
+def fill_gains(
     remedies: tuple[Remedy | None, ...],
     gain: float,
     interval: tuple[float, float],
@@ -566,6 +566,7 @@ STEPS_ONLY: Final = Remedy(
     "nsys profile --capture-range=cudaProfilerApi python train.py  # torch.cuda.profiler.start() after warm-up\n"
     "# or a range around each step, torch.cuda.nvtx.range('step'), or --window for the profile at hand",
     "numbers of the steady workload, without its start-up",
+    id="steps-only",
 )
 
 #: Begin of the text for a predicted change, which refers to the program as recorded, with the profiler.

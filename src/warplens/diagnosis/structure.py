@@ -113,8 +113,8 @@ _LEAST_PASSES: Final = 4
 _LEAST_KERNELS: Final = 8
 #: Least share of passes that launch as many kernels as the median pass.
 _ALIKE_SHARE: Final = 0.8
-#: Steps of more kernels are not searched for passes.
-_MOST_KERNELS: Final = 200_000
+#: Steps of more kernels are not searched for repetition.
+MOST_KERNELS: Final = 200_000
 #: Least share of the launches of a step, up to the end of the last pass, that belong to the passes.
 _PASSES_SHARE: Final = 0.8
 #: Duration of an empty kernel: starting it and waiting for its last block.
@@ -252,7 +252,7 @@ def _joined_passes(facts: Facts) -> Passes | None:
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
         rows = step[places]
-        if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= _MOST_KERNELS:
+        if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= MOST_KERNELS:
             return None
         codes = program.launched_as(rows)
         period, begin, stop = longest_repetition(codes)
@@ -351,7 +351,7 @@ _MOST_LOOPS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
+class LoopIterations:
     """Loops of a step that launch the same few small kernels in each turn."""
 
     count: float  #: turns of the longest loop of a step
@@ -365,7 +365,7 @@ class Turns:
 
 
 @once
-def turns_of_step(facts: Facts) -> Turns | None:
+def turns_of_step(facts: Facts) -> LoopIterations | None:
     """Loops that launch at least a quarter of a step's work and whose turns could become one.
 
     A turn must not be a layer or an update of one parameter. Layers have products with norms or activations; parameters
@@ -386,7 +386,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
     searching = program.marked("searching")
     share, counts, kernels, copies, searches = np.zeros(facts.work.height), [], [], [], False
     for rows in program.by_step():
-        if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
+        if not _LEAST_TURNS <= len(rows) <= MOST_KERNELS:
             return None
         candidates, counts_of_parts = [], set()
         # Places that are filled one after the other may have any size.
@@ -416,7 +416,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
         searches = searches or bool(searching[turn].any())
     if not counts:
         return None
-    return Turns(float(np.mean(counts)), float(np.mean(kernels)), float(np.mean(copies)), share, searches)
+    return LoopIterations(float(np.mean(counts)), float(np.mean(kernels)), float(np.mean(copies)), share, searches)
 
 
 def recurring_share(facts: Facts) -> float:
@@ -429,7 +429,7 @@ def recurring_share(facts: Facts) -> float:
     products = program.products
     nonlinear = program.marked("nonlinear") | program.labelled("normalization", "softmax")
     for rows in program.by_step():
-        if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
+        if not _LEAST_TURNS <= len(rows) <= MOST_KERNELS:
             return 0.0
         loops = loops_of(program.launched_as(rows))
         turns = ((rows[begin : begin + period], stop - begin) for begin, stop, period in loops)

@@ -23,15 +23,17 @@ from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import PHASES, Window
 from warplens.diagnosis.claims import Claims, divide
-from warplens.diagnosis.evidence import Counted, counted
+from warplens.diagnosis.evidence import CounterVerdicts, counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
     CONFIDENCES,
+    LIMITED_BY,
     MANY,
     SEVERITIES,
     Coverage,
     Diagnosis,
     Finding,
+    Headline,
     PhaseVerdict,
     about,
     percent,
@@ -67,27 +69,31 @@ _BELOW_ROOF: Final = BelowRoof()
 
 def headline(
     facts: Facts,
-    first: FirstToMend,
+    first: TopPriority,
     claims: Claims,
     others: Sequence[Finding] = (),
     what_if: WhatIfs | None = None,
-) -> str:
-    """The limit of the window and the gain, in one sentence.
+) -> Headline:
+    """The limit of the window and its gain.
 
-    Others say why it precedes a larger gain. What several small gains bring together is told, and what interrupts the
+    Further parts say why it precedes a larger gain, what several small gains bring together, and what interrupts the
     steady steps, and is left out.
     """
     steps = facts.timeline.steps
     left_out = (steps.interruptions, *steps.pauses) if facts.window.kind == "steady" else ()
-    told = (part.told for part in left_out if part is not None)
     verdict = first.finding
-    together = small_gains_together(verdict, what_if, facts.thresholds)
-    is_little = not together and _is_little(verdict, facts.thresholds)
-    return " ".join([_limit(facts, verdict, claims, is_little) + _precedes(first, others) + together, *told])
+    together = _small_gains_together(verdict, what_if, facts.thresholds)
+    limit = _limit(facts, verdict, claims, not together and _is_little(verdict, facts.thresholds))
+    return replace(
+        limit,
+        reasons=(*limit.reasons, *filter(None, [_precedes(first, others)])),
+        together=together,
+        left_out=tuple(part.told for part in left_out if part is not None),
+    )
 
 
-def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds = DEFAULTS) -> str:
-    """What remedies bring together, if that is much and the first one alone gains little; with a space before it.
+def _small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thresholds) -> str:
+    """What remedies bring together, if that is much and the first one alone gains little.
 
     Causes may hide each other: a host that is as slow as the GPU's work gains nothing by less of either.
     """
@@ -102,7 +108,7 @@ def small_gains_together(verdict: Finding, what_if: WhatIfs | None, limits: Thre
     hidden = "The causes hide each other: without" if best.expected > _EXCEEDS_SHARE * alone else "Without"
     *others, last = (id_ for id_ in best.findings if id_ != verdict.id)
     named = f"{', '.join(others)} and {last}" if others else last
-    return f" {hidden} {named} as well, it is {about(best.expected)} as fast."
+    return f"{hidden} {named} as well, it is {about(best.expected)} as fast."
 
 
 def _is_little(verdict: Finding, limits: Thresholds) -> bool:
@@ -123,7 +129,7 @@ class _Precedence(Enum):
 
 
 @dataclass(frozen=True)
-class FirstToMend:
+class TopPriority:
     """The finding to mend first, and why it precedes those with a larger gain, if there are any."""
 
     finding: Finding
@@ -137,22 +143,23 @@ class FirstToMend:
         return self.precedence
 
 
-def _precedes(first: FirstToMend, others: Sequence[Finding]) -> str:
-    """Why the verdict comes before a finding with a clearly larger gain, with a space before it; empty without one."""
+def _precedes(first: TopPriority, others: Sequence[Finding]) -> str:
+    """Why the verdict comes before a finding with a clearly larger gain; empty without one."""
     verdict = first.finding
     costly = (finding for finding in others if finding.severity != "info" and not _describes(finding))
     larger = max(costly, key=weight, default=None)
     if larger is None or _describes(verdict) or weight(verdict) - 1 >= _AS_MUCH * (weight(larger) - 1):
         return ""
-    return f" It comes before {larger.id} ({gain_text(larger)}): {first.before(larger).value}."
+    return f"It comes before {larger.id} ({gain_text(larger)}): {first.before(larger).value}."
 
 
 #: Behind a gain of more work at a time that is no warning.
-_MAY_BE_WELL: Final = " If there is no more work at a time, the program may be as good as it gets."
+_MAY_BE_WELL: Final = "If there is no more work at a time, the program may be as good as it gets."
 
 
-def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> str:
-    """The limit of the window and the gain, in one sentence, which says first if that gain is little."""
+def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> Headline:
+    """The limit of the window and the gain; it says first if that gain is little."""
+    gain = f"{gain_text(verdict)} {verdict.gained}"
     template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         text = template.format(share=percent(share))
@@ -162,20 +169,20 @@ def _limit(facts: Facts, verdict: Finding, claims: Claims, is_little: bool) -> s
         if (saving := _difference(facts, verdict, claims, share, behind if behind > share else 0.0)) is not None:
             text += f"; {saving.clause}"
         if is_little:
-            text = f"Little to gain; {text[:1].lower()}{text[1:]}"
-        may_be_well = _MAY_BE_WELL if verdict.is_throughput and verdict.severity == "info" and not is_little else ""
-        return f"{text}; {gain_text(verdict)} {verdict.gained}.{may_be_well}"
+            return Headline(f"Little to gain; {text[:1].lower()}{text[1:]}", gain=gain)
+        reasons = (_MAY_BE_WELL,) if verdict.is_throughput and verdict.severity == "info" else ()
+        limit = text.removeprefix(LIMITED_BY)
+        return Headline(limit, opening="" if limit == text else LIMITED_BY, gain=gain, reasons=reasons)
     if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
-        return text
+        return Headline(text)
     if verdict.expected is not None:
-        return f"{verdict.title}; {gain_text(verdict)} {verdict.gained}."
+        return Headline(verdict.title, gain=gain)
     if not facts.wall_ns:
         # A name such as CUDA keeps its capitals.
         first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]
-        return f"The profile cannot answer: {first}{verdict.title[1:]}"
-    return (
-        f"This profile cannot say what limits the program. {verdict.title}{'' if verdict.title.endswith('.') else '.'}"
-    )
+        return Headline(f"The profile cannot answer: {first}{verdict.title[1:]}")
+    stop = "" if verdict.title.endswith(".") else "."
+    return Headline(f"This profile cannot say what limits the program. {verdict.title}{stop}")
 
 
 def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
@@ -379,7 +386,7 @@ class _Evaluation:
 
 
 def _evaluate(
-    facts: Facts, modelled: tuple[Prediction, ...], report: Counted | None, together: Sequence[str]
+    facts: Facts, modelled: tuple[Prediction, ...], report: CounterVerdicts | None, together: Sequence[str]
 ) -> _Evaluation:
     """Applies the rules to the window, and ranks, words and combines their findings."""
     missing = _INCOMPLETE.missing(facts)
@@ -397,7 +404,7 @@ def _evaluate(
     what_if = combined.result()
     diagnosis = Diagnosis(
         verdict=verdict.id,
-        headline=headline(facts, first, of_verdict, findings[1:], what_if),
+        headline_parts=headline(facts, first, of_verdict, findings[1:], what_if),
         findings=findings,
         per_phase=(),
         predictions=() if is_unanswerable else modelled,
@@ -413,11 +420,11 @@ def _evaluate(
     return _Evaluation(diagnosis, _shares_by_phase(facts, of_verdict, verdict.id), is_unanswerable)
 
 
-def _judged(facts: Facts, claims: Claims, missing: Missing | None) -> tuple[FirstToMend, list[Finding], Claims]:
+def _judged(facts: Facts, claims: Claims, missing: Missing | None) -> tuple[TopPriority, list[Finding], Claims]:
     """The finding to mend first, the others from the worst on, and the claims with work that several of them share."""
     if missing is not None and missing.decides:
         # Such a profile does not show the program: other findings would be artefacts.
-        return FirstToMend(missing.finding), [], claims
+        return TopPriority(missing.finding), [], claims
     raised = _findings(facts, claims)
     first = _verdict(facts, claims, raised)
     raised, claims = _with_shared_work(facts, claims, raised)
@@ -524,7 +531,7 @@ def _with_shared_work(facts: Facts, claims: Claims, found: Sequence[Finding]) ->
     return [*by_id.values()], replace(claims, alone=alone)
 
 
-def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> FirstToMend:
+def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> TopPriority:
     """The costliest cause that is worth a change; without one, a finding that describes the window."""
     rest = _INCOMPLETE.unexplained(facts, claims)
     unknown = rest.bound or 0.0
@@ -534,10 +541,10 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> FirstToM
     named = weight(costliest) if costliest is not None else None
     # A cause that is worth a change comes first, unless far more time has no known cause.
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
-        return FirstToMend(rest)
+        return TopPriority(rest)
     if costliest is not None:
-        return _first_to_mend(facts, claims, costliest, found)
-    return FirstToMend(_description(facts, claims, found) or max([*_sure_causes(found), rest], key=weight))
+        return _top_priority(facts, claims, costliest, found)
+    return TopPriority(_description(facts, claims, found) or max([*_sure_causes(found), rest], key=weight))
 
 
 def _sure_causes(found: Sequence[Finding]) -> list[Finding]:
@@ -683,7 +690,7 @@ _FIRST: Final = (
 )
 
 
-def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> FirstToMend:
+def _top_priority(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> TopPriority:
     """The cause to fix first, which may not be the costliest.
 
     Work that is not needed comes before slow work. Waits, allocations and launches per tensor come before the launch
@@ -697,8 +704,8 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     candidates = _Candidates(facts, found, leading)
     for choose, precedence in _FIRST:
         if (first := choose(candidates)) is not None:
-            return FirstToMend(first, _Precedence.NEEDLESS if rule(first.id).needless(first) else precedence)
-    return FirstToMend(leading)
+            return TopPriority(first, _Precedence.NEEDLESS if rule(first.id).needless(first) else precedence)
+    return TopPriority(leading)
 
 
 def _lost_share(gain: float | None) -> float:

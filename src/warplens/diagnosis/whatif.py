@@ -21,7 +21,7 @@ from warplens.analysis.prediction import CHANGES, Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
-from warplens.diagnosis.pace import Less
+from warplens.diagnosis.pace import HostSpeed, Less
 from warplens.diagnosis.rule import STEPS_ONLY
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
@@ -88,7 +88,7 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
     if asked and not known:
         raise UsageError("no finding of this profile has an expected gain: there is nothing to predict together")
     chosen = _chosen(asked, known)
-    worth = [finding for finding in known if finding.remedies[0].action != STEPS_ONLY.action][:_MOST]
+    worth = [finding for finding in known if finding.remedies[0].id != STEPS_ONLY.id][:_MOST]
     if not (worth or chosen) or facts.pace is None or not facts.busy_ns:
         if asked:
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
@@ -214,19 +214,21 @@ class _Base:
     def replayed_ns(self, ids: Sequence[str]) -> float:
         """Replayed step time without these causes; that of the unchanged step if they alter nothing."""
         changes, less = self._without(ids)
-        after = self._pace.duration_ns(0, *changes, less=less)
-        before = max(self._pace.duration_ns(0), 1)
+        after = self._pace.duration_ns(HostSpeed.USUAL, *changes, less=less)
+        before = max(self._pace.duration_ns(HostSpeed.USUAL), 1)
         return self.step_ns * min(after / before, 1.0)
 
     def pictures(self, changes: Sequence[WhatIf]) -> StepPictures | None:
         """One step as recorded, and as replayed without each of the causes."""
-        before = self._pace.replayed(0)
+        before = self._pace.replayed(HostSpeed.USUAL)
         if before is None:
             return None
         steps = StepReplays(self._facts, *before)
         for change in changes:
             kinds, less = self._without(change.findings)
-            steps.add(change.findings[0], *(self._pace.replayed(0, *kinds, less=less) or before), change.step_ns)
+            steps.add(
+                change.findings[0], *(self._pace.replayed(HostSpeed.USUAL, *kinds, less=less) or before), change.step_ns
+            )
         return steps.pictures(self.step_ns)
 
     def together(self, replayed_ns: float, each: Sequence[tuple[float, float]]) -> float:

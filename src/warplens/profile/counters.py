@@ -73,7 +73,7 @@ class KernelCounters:
         rules: `RULES`.
         instances: for each requested metric with instances, one row per instance: `launch`, `index`, `value`, and where
             the file identifies the instances, `key` (an address, an opcode, a name).
-        answers: results of analyses that are kept as long as the report is.
+        cache: results of analyses that are kept as long as the report is.
     """
 
     capture: Capture
@@ -83,7 +83,7 @@ class KernelCounters:
     units: Mapping[str, str] = field(default_factory=dict)
     rules: pl.DataFrame = field(default_factory=RULES.empty)
     instances: Mapping[str, pl.DataFrame] = field(default_factory=dict)
-    answers: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "launches", LAUNCHES.checked(self.launches))

@@ -33,10 +33,10 @@ from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
 from warplens.readers.nsys import NsysExport, NsysFolder, NsysReport
 from warplens.readers.opening import (
     EXPORT_ADVICE,
-    Asked,
+    FormatRegistry,
     Kind,
+    ReadOptions,
     Slices,
-    Wanted,
     absent,
     compression_of,
     content_head,
@@ -76,7 +76,7 @@ _REPORT_ADVICE: Final = "Ask for a report on it instead: warplens report FILE"
 _ZIP_ADVICE: Final = "Unpack it and give the files inside; .gz, .xz and .zst are read as they are"
 
 #: Readers of traces.
-_TRACES: Final = Wanted[Trace](
+_TRACES: Final = FormatRegistry[Trace](
     (NsysExport(), NsysReport(), NsysFolder(), KinetoTrace()),
     "not a profile",
     "Give an Nsight Systems report (.nsys-rep) or its SQLite export, or a Chrome trace of the PyTorch profiler",
@@ -91,7 +91,7 @@ _TRACES: Final = Wanted[Trace](
 )
 
 #: Readers of hardware counters.
-_COUNTERS: Final = Wanted[KernelCounters](
+_COUNTERS: Final = FormatRegistry[KernelCounters](
     (NcuReport(), NcuCsv()),
     "not counters of Nsight Compute",
     "Give a .ncu-rep file, or its export: ncu --import profile.ncu-rep --page raw --csv > profile.csv",
@@ -109,7 +109,7 @@ _MOST_MEMORY_PER_BYTE: Final = 160
 _MEASUREMENTS: Final = (MeasurementsFile(),)
 
 #: All readers, the more specific first.
-EVERYTHING: Final = Wanted[Trace | KernelCounters | Measurements | pl.DataFrame](
+EVERYTHING: Final = FormatRegistry[Trace | KernelCounters | Measurements | pl.DataFrame](
     (*_COUNTERS.readers, *_MEASUREMENTS, *_TRACES.readers, Timings()),
     "which scrub does not know",
     "Give a capture of Nsight Systems, a trace of the PyTorch profiler, a report of Nsight Compute or its CSV export, "
@@ -151,7 +151,8 @@ def read(
             names the file, the problem and what to do.
     """
     with _TRACES.opened(located(path), progress) as (reader, file):
-        trace = reader.read(file, Asked(launch_configuration=launch_configuration, share=share, work_alone=work_alone))
+        options = ReadOptions(launch_configuration=launch_configuration, share=share, work_alone=work_alone)
+        trace = reader.read(file, options)
     return trace if gpu is None else with_gpu(trace, gpu)
 
 
@@ -179,7 +180,7 @@ def read_counters(
             problem and what to do.
     """
     with _COUNTERS.opened(located(path), progress) as (reader, file):
-        return reader.read(file, Asked(metrics=metrics, instances=instances))
+        return reader.read(file, ReadOptions(metrics=metrics, instances=instances))
 
 
 def events_in(path: Path, memory: int) -> Mapping[str, int] | None:

@@ -18,7 +18,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError, shown_name
 from warplens.profile.measurements import CELL_PHASES, CELLS, PLAN, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
-from warplens.readers.opening import Asked, Input, Reader, plain
+from warplens.readers.opening import Input, Reader, ReadOptions, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class MeasurementsFile(Reader[Measurements]):
     def sniff(self, head: bytes) -> bool:
         return b'"warplens.measurements/' in head[:_HEAD_BYTES]
 
-    def read(self, file: Input, asked: Asked) -> Measurements:
+    def read(self, file: Input, options: ReadOptions) -> Measurements:
         return measurements_of(_document(file.path, file.known_as), file.known_as)
 
     def scrub(self, file: Input, copy: Path) -> Removed:

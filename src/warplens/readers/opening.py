@@ -170,7 +170,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadOptions:
     """Options of reading: for traces launch configurations, for counters the metrics and instances.
 
     For traces also the share of events to read, from their middle (folders of tables are read whole), and for reports
@@ -222,7 +222,7 @@ class Reader(Protocol[Content]):
         """Whether a folder is one profile of this format."""
         return False
 
-    def read(self, file: Input, asked: Asked) -> Content:
+    def read(self, file: Input, options: ReadOptions) -> Content:
         """The content of the file.
 
         Raises:
@@ -235,7 +235,7 @@ class Reader(Protocol[Content]):
         return None
 
     def slices(self, file: Input) -> AbstractContextManager[Slices | None]:
-        """The file, to be read table by table; None if its GPU work can be read alone (`Asked.work_alone`)."""
+        """The file, to be read table by table; None if its GPU work can be read alone (`ReadOptions.work_alone`)."""
         return nullcontext()
 
     def original(self, file: Input, folder: Path) -> Input:
@@ -269,11 +269,11 @@ def holds(path: Path, readers: Sequence[Reader[Content]]) -> bool:
 
 
 @dataclass(frozen=True)
-class Wanted(Generic[Content]):
+class FormatRegistry(Generic[Content]):
     """Formats that can answer a question, and messages for files of other formats."""
 
     readers: tuple[Reader[Content], ...]
-    unlike: str
+    mismatch_text: str
     advice: str
     advice_by_kind: Mapping[Kind, str]
     #: readers of formats that answer other questions, each with what they hold and advice
@@ -283,7 +283,7 @@ class Wanted(Generic[Content]):
         """The error for a file of a kind that none of the formats has."""
         if kind is Kind.EMPTY:
             return UnreadableInputError(path, "the file is empty", "Copy, export or record it again")
-        found = f"found {kind.value}, {self.unlike}"
+        found = f"found {kind.value}, {self.mismatch_text}"
         return UnreadableInputError(path, found, self.advice_by_kind.get(kind, self.advice))
 
     @contextmanager
@@ -327,7 +327,7 @@ class Wanted(Generic[Content]):
             return reader
         for other, found, advice in self.others:
             if other.sniff(head):
-                raise UnreadableInputError(path, f"found {found}, {self.unlike}", advice)
+                raise UnreadableInputError(path, f"found {found}, {self.mismatch_text}", advice)
         if reader is None:
             raise self.refusal(path, kind_of_bytes(head))
         return reader

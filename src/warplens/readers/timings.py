@@ -32,7 +32,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, json_of, measurements_of
-from warplens.readers.opening import Asked, Input, Kind, Reader, head_of, plain
+from warplens.readers.opening import Input, Kind, Reader, ReadOptions, head_of, plain
 from warplens.readers.titles import FILLERS, STATISTIC_WORDS, UNITS_NS, flattened, words_of
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Timings(Reader[pl.DataFrame]):
     def sniff(self, head: bytes) -> bool:  # any other table may look like one
         return False
 
-    def read(self, file: Input, asked: Asked) -> pl.DataFrame:
+    def read(self, file: Input, options: ReadOptions) -> pl.DataFrame:
         return _timings(file.path, file.known_as)
 
     def scrub(self, file: Input, copy: Path) -> Removed:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import polars as pl
 
 from warplens.diagnosis.across import makes
-from warplens.diagnosis.findings import MANY, Diagnosis
+from warplens.diagnosis.findings import LIMITED_BY, MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.results import PaddedWork
 from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, headroom_words, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
-from warplens.diagnosis.verdict import gain_text, is_of_profiler, small_gains_together
+from warplens.diagnosis.verdict import is_of_profiler
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Answer, Strip, Table
 from warplens.report.verdict import (
     beside_gain,
-    coverage_lines,
+    covered,
     factor,
     gain_words,
     is_named,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.across import RanksResult
     from warplens.diagnosis import Finding
     from warplens.diagnosis.across import RunDiagnosis
+    from warplens.diagnosis.findings import Headline
     from warplens.diagnosis.whatif import WhatIf
 
 #: Severity of a line, from which outputs choose a colour.
@@ -77,22 +77,13 @@ def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = (), 
     return tuple(_lines(diagnosis, commands, path))
 
 
-#: A headline that names the limiter, with or without the affected ranks before it, and what it says of others after it.
-_LIMIT: Final = re.compile(
-    r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*?)\.(?P<more>(?: On ranks? \d| \d+ of \d+ ranks ).*)?"
-)
-
-
 def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: str) -> Iterator[Line]:
     """The answer in brief: what limits, where, the gain, what to do, how sure, and what comes next."""
     verdict = diagnosis.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
-    limit = limit_sentence(diagnosis)
-    if names_limit and (named := _LIMIT.fullmatch(limit)):
-        ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
-        limit = f"{fmt.capitalised(named['limit'])}{ranks}.{named['more'] or ''}"
-    yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
+    label = "limited by" if names_limit else "verdict"
+    yield Line(label, f"{_limiter(diagnosis)} [{verdict_words(verdict)}]", tone)
     main = (place for place in verdict.places if place.share >= _LEAST_SHARE_OF_PLACE and is_named(place))
     if places := "; ".join(f"{fmt.share(place.share)} of it {place_words(place)}" for place in main):
         yield Line("where", fmt.sentence(places))
@@ -130,13 +121,14 @@ def _together(diagnosis: Diagnosis, verdict: Finding) -> str:
     (other,) = (diagnosis.finding(id_) for id_ in best.findings if id_ != verdict.id)
     if other is None:
         return ""
-    text, told = "", max(verdict.expected or 1.0, other.expected or 1.0)
-    if best.expected >= _MORE_TOGETHER * told:
+    text = ""
+    best_known = max(verdict.expected or 1.0, other.expected or 1.0)
+    if best.expected >= _MORE_TOGETHER * best_known:
         remedy = next((remedy for remedy in other.remedies if remedy.gain is not None), other.remedies[0])
         text = f"{remedy.action} [{other.id}]: together {_spread(best)}"
-        told = best.expected
+        best_known = best.expected
     every = next((change for change in changes if len(change.findings) > 2), None)
-    if every is not None and every.expected >= _MORE_TOGETHER * told:
+    if every is not None and every.expected >= _MORE_TOGETHER * best_known:
         others = ", ".join(id_ for id_ in every.findings if id_ != verdict.id)
         text += f"{'; ' if text else ''}with the remedies of {others}: {_spread(every)}"
     return fmt.sentence(text) if text else ""
@@ -165,11 +157,23 @@ def ways(how: str) -> tuple[str, ...]:
 
 def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
     """The limiter of the program as a sentence: the headline without gains, and what it says of other ranks."""
-    first = diagnosis.findings[0]
-    told = diagnosis.headline.replace(f"; {gain_text(first)} {first.gained}.", ".", 1)
-    if isinstance(diagnosis, Diagnosis):
-        told = told.replace(small_gains_together(first, diagnosis.what_if), "", 1)  # `_together` tells it
-    return fmt.sentence(told)
+    return fmt.sentence(str(_limit(diagnosis)))
+
+
+def _limit(diagnosis: Diagnosis | RunDiagnosis) -> Headline:
+    """The headline without gains; for one profile, `_together` tells what remedies bring together."""
+    limit = diagnosis.headline_parts.without_gain()
+    return replace(limit, together="") if isinstance(diagnosis, Diagnosis) else limit
+
+
+def _limiter(diagnosis: Diagnosis | RunDiagnosis) -> str:
+    """The limiter with the affected ranks behind it, if the headline names one; else all of `limit_sentence`."""
+    limit = _limit(diagnosis)
+    if limit.opening != LIMITED_BY:
+        return limit_sentence(diagnosis)
+    named = str(replace(limit, opening="", ranks="", others=())).removesuffix(".")
+    ranks = f" (on {limit.ranks.lower()})" if limit.ranks else ""
+    return " ".join((f"{fmt.capitalised(named)}{ranks}.", *limit.others))
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
@@ -216,9 +220,8 @@ def _rests_on(diagnosis: Diagnosis | RunDiagnosis) -> str:
     """What a diagnosis is based on: coverage for a profile, ranks, matched collectives and clocks for a run."""
     if not isinstance(diagnosis, Diagnosis):
         return f"based on {_ranks_behind(diagnosis.run.result)}"
-    line = next(iter(coverage_lines(diagnosis)), "")
-    label, _, rest = line.partition(": ")
-    return f"based on {rest}" if label == "based on" else "the window is empty"
+    text = covered(diagnosis)
+    return f"based on {text}" if text else "the window is empty"
 
 
 def _ranks_behind(result: RanksResult) -> str:
@@ -308,7 +311,7 @@ def _has_combined_changes(diagnosis: Diagnosis | RunDiagnosis) -> bool:
 
 def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     """Interval and bound of a gain: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
-    bound = f"at most {factor(told)}" if (told := told_bound(finding)) is not None else ""
+    bound = f"at most {factor(most)}" if (most := told_bound(finding)) is not None else ""
     if finding.expected is None or finding.expected_interval is None:
         return bound
     low, high = map(factor, finding.expected_interval)
@@ -317,7 +320,7 @@ def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     bringing = next((remedy for remedy in finding.remedies if remedy.gain is not None), None)
     if first is not None and first.gain is None and bringing is not None:
         interval += f", by a later remedy (“{bringing.action}”)"
-    if first is not None and first.action == STEPS_ONLY.action:  # its code is fitted to the program
+    if first is not None and first.id == STEPS_ONLY.id:  # its code is fitted to the program
         interval += ", where steady steps have this cause, too"
     return f"{interval}; {bound}" if bound else interval
 

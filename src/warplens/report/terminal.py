@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, Final, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TextIO
 
 from warplens.report import text as fmt
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from warplens.diagnosis.findings import Severity
     from warplens.profile.schema import Column
     from warplens.report.brief import Line
     from warplens.report.document import Table
@@ -48,18 +50,14 @@ _GAP: Final = 3
 #: Width of the labels of the five lines.
 _LABEL: Final = 12
 
-#: Style of each tone of a line and each severity of a finding.
-_STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": "green", "good": "green", "quiet": "dim"}
+#: Style of each tone of a line, each severity of a finding, a verdict and a remedy.
+_STYLES: Final = {
+    "critical": "bold red", "warning": "yellow", "info": "green", "good": "green", "quiet": "dim", "verdict": "bold",
+    "do": "bold cyan",
+}  # fmt: skip
 
-#: Styles of the begin of a line, by pattern: caution, severity of a finding, remedy.
-_LINE_STYLES: Final = (
-    (re.compile(r"verdict: .*"), "bold"),
-    (re.compile(r"\d+\. [\w-]+: critical\b"), _STYLES["critical"]),
-    (re.compile(r"\d+\. [\w-]+: warning\b"), _STYLES["warning"]),
-    (re.compile(r"\d+\. [\w-]+: info\b"), _STYLES["info"]),
-    (re.compile(r" *do: "), "bold cyan"),
-    (re.compile(r"(caution|missing): "), _STYLES["warning"]),
-)
+#: Labels of lines that limit an answer.
+_CAUTIONS: Final = ("caution: ", "missing: ")
 
 #: Separates a command from its comment.
 _COMMENT: Final = "  # "
@@ -69,6 +67,18 @@ _NUMBERED: Final = re.compile(r" *\d+\. ")
 
 #: The space between a number and its unit, which must stay on one line.
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[kMGT]?B|[MGTP]?FLOP)\b|%)")
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A line of prose that begins with a mark in a style of its own."""
+
+    mark: str
+    rest: str
+    tone: Severity | Literal["verdict", "do"]
+
+    def __str__(self) -> str:
+        return f"{self.mark}{self.rest}"
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -169,7 +179,7 @@ def _style(cell: str, column: Column) -> str:
     return _STYLES.get(cell, "") if column.name == "severity" else ""
 
 
-def print_prose(lines: Iterable[str], stream: TextIO) -> None:
+def print_prose(lines: Iterable[str | Marked], stream: TextIO) -> None:
     """Write sentences, each on its own lines; on a terminal wrapped between words and styled."""
     width = width_of(stream)
     if width is None:
@@ -177,7 +187,7 @@ def print_prose(lines: Iterable[str], stream: TextIO) -> None:
         return
     screen = _console(stream)
     for line in lines:
-        screen.print(_styled("\n".join(wrapped(line, width)), line), soft_wrap=True)
+        screen.print(_styled("\n".join(wrapped(str(line), width)), line), soft_wrap=True)
 
 
 def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
@@ -209,14 +219,15 @@ def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
     return [piece.replace("\u00a0", " ") for piece in pieces] or [""]
 
 
-def _styled(shown: str, line: str) -> Text:
+def _styled(shown: str, line: str | Marked) -> Text:
+    """A wrapped line with the style of its mark, or of the label of a caution."""
     from rich.text import Text
 
     text = Text(shown)
-    for pattern, style in _LINE_STYLES:
-        if (match := pattern.match(line)) is not None:
-            text.stylize(style, 0, min(match.end(), len(shown)))
-            break
+    if isinstance(line, Marked):
+        text.stylize(_STYLES[line.tone], 0, len(line.mark))
+    elif label := next((label for label in _CAUTIONS if line.startswith(label)), ""):
+        text.stylize(_STYLES["warning"], 0, len(label))
     return text
 
 

@@ -65,15 +65,16 @@ def _words(verdict: str, *, known: bool) -> str:
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
-    """All fields of a finding but `basis` and `variant`; `bound` is repeated as `gain_ceiling`, its older name."""
-    data = _shown(finding) | {"remedies": [*map(_shown, finding.remedies)]}
+    """A finding and its remedies without internal fields; `bound` is repeated as `gain_ceiling`, its older name."""
+    remedies = [_without(remedy, "basis", "id", "compiles", "captures") for remedy in finding.remedies]
+    data = _without(finding, "basis", "variant") | {"remedies": remedies}
     names = list(data)
     after = names.index("bound") + 1
     return {name: data[name] for name in names[:after]} | {"gain_ceiling": finding.bound} | data
 
 
-def _shown(item: Finding | Remedy) -> dict[str, Any]:
-    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in ("basis", "variant")}
+def _without(item: Finding | Remedy, *internal: str) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in internal}
 
 
 #: Names of the parts of the launching thread's time.
@@ -370,20 +371,27 @@ def lacks_records(diagnosis: Diagnosis) -> bool:
     return diagnosis.verdict == IncompleteProfile.id and explained is not None and explained > 0.5
 
 
+def covered(diagnosis: Diagnosis) -> str:
+    """What the diagnosis is based on; empty for an empty window."""
+    coverage: Coverage = diagnosis.coverage
+    if not coverage.wall_ns:
+        return ""
+    steps = "one step" if coverage.steps == 1 else f"{fmt.number(coverage.steps)} steps"
+    gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
+    text = f"{steps if coverage.steps else 'a window without steps'}{gpus}"
+    if coverage.claimed_ns:
+        text += f"; findings explain {fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
+    if coverage.idle_explained_share is not None and not lacks_records(diagnosis):
+        text += f"; {fmt.share(coverage.idle_explained_share)} of the idle time is explained"
+    if coverage.counters_share:
+        text += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
+    return text
+
+
 def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """What the diagnosis is based on, and what could not be checked."""
-    coverage: Coverage = diagnosis.coverage
-    if coverage.wall_ns:
-        steps = "one step" if coverage.steps == 1 else f"{fmt.number(coverage.steps)} steps"
-        gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
-        line = f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}"
-        if coverage.claimed_ns:
-            line += f"; findings explain {fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
-        if coverage.idle_explained_share is not None and not lacks_records(diagnosis):
-            line += f"; {fmt.share(coverage.idle_explained_share)} of the idle time is explained"
-        if coverage.counters_share:
-            line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
-        yield line
+    if text := covered(diagnosis):
+        yield f"based on: {text}"
     if (step := diagnosis.without_profiler) is not None:
         yield f"a step without the profiler: {_unprofiled_words(step)}"
     if any(told_bound(each) and each.basis and each.basis.model == "host" for each in diagnosis.findings):
@@ -391,7 +399,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"at most: without all of the cause, if its pauses are up to {NOISE:g} times as long as recorded, as the "
             "host's time differs between runs; GPU work is as long as recorded"
         )
-    for reason in coverage.unavailable:
+    for reason in diagnosis.coverage.unavailable:
         yield f"not checked: {reason}"
 
 

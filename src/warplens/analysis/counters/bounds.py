@@ -26,14 +26,14 @@ _FULL_WARP_SHARE: Final = 0.75
 
 #: Up to half of the warps, latency is often not hidden; above, instruction-level parallelism usually does the rest (V.
 #: Volkov, "Better Performance at Lower Occupancy", GTC 2010). High occupancy is not a goal in itself.
-_LOW_OCCUPANCY: Final = 0.5
+LOW_OCCUPANCY: Final = 0.5
 
 #: Achieved occupancy must come this near to the theoretical one before the theoretical one is at fault (rule
 #: LaunchStatistics: 0.8).
 _ACHIEVED_OF_THEORETICAL: Final = 0.8
 
 #: A last wave that takes less than a fifth of the run time is not worth a different grid (rule LaunchStatistics).
-_LONG_TAIL: Final = 0.2
+LONG_TAIL: Final = 0.2
 
 #: Named numbers that support a finding.
 EVIDENCE = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
@@ -113,7 +113,7 @@ _FAULTS: Final = (
     ),
     _Fault(
         "occupancy",
-        (pl.col("theoretical_share") <= _LOW_OCCUPANCY)
+        (pl.col("theoretical_share") <= LOW_OCCUPANCY)
         & (pl.col("achieved_share") >= _ACHIEVED_OF_THEORETICAL * pl.col("theoretical_share"))
         & (_top_share < LOW_SHARE),
         (1 - pl.col("theoretical_share")) * (1 - _top_share),
@@ -121,7 +121,7 @@ _FAULTS: Final = (
     ),
     _Fault(
         "tail",
-        (pl.col("tail_share") >= _LONG_TAIL)
+        (pl.col("tail_share") >= LONG_TAIL)
         & (pl.col("achieved_share") < _ACHIEVED_OF_THEORETICAL * pl.col("theoretical_share"))
         & (_top_share < LOW_SHARE),
         # The room for blocks that the last wave leaves free.

@@ -235,7 +235,7 @@ def _spelled(full_names: pl.Series) -> pl.Series:
 
 
 #: When the profiled launches ran, relative to the window.
-SAMPLES: Final = ("warm-up", "steady", "mixed", "unknown")
+SAMPLE_ORIGINS: Final = ("warm-up", "steady", "mixed", "unknown")
 
 #: Windows that exclude warm-up; others begin with the first work or hold everything.
 _WITHOUT_WARMUP: Final = ("steady", "explicit")
@@ -256,7 +256,7 @@ def sample_of(
         early: which launches of the trace began before the window.
 
     Returns:
-        One of `SAMPLES`, and one sentence on why.
+        One of `SAMPLE_ORIGINS`, and one sentence on why.
     """
     if window.kind not in _WITHOUT_WARMUP:
         return "unknown", "the window does not separate warm-up from steady steps"

@@ -15,6 +15,7 @@ from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
+from warplens.report.terminal import Marked
 from warplens.report.verdict import (
     brings,
     evidence_label,
@@ -96,20 +97,25 @@ def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
     end_with(run.problems, "answer")
 
 
-def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
+def _entries(answer: VerdictAnswer) -> Iterator[tuple[list[str | Marked], str]]:
     """The verdict and each finding, for a terminal and as Markdown."""
     from warplens.report.markdown import escaped
 
     verdict = f"verdict: {verdict_words(answer.findings[0])}"
-    yield f"{verdict}\n{one_line(answer.headline)}", f"**{escaped(verdict)}** {escaped(answer.headline)}"
+    text: list[str | Marked] = [Marked(verdict, "", "verdict"), one_line(answer.headline)]
+    yield text, f"**{escaped(verdict)}** {escaped(answer.headline)}"
     yield from (_entry(rank, finding, answer.diagnosis) for rank, finding in enumerate(answer.findings, start=1))
 
 
-def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> tuple[str, str]:
+def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> tuple[list[str | Marked], str]:
     """A finding, for a terminal and as Markdown."""
     from warplens.report.markdown import escaped, fenced
 
-    text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
+    mark = f"{rank}. {finding.id}: {finding.severity}"
+    text: list[str | Marked] = [
+        Marked(mark, standing(finding).removeprefix(finding.severity), finding.severity),
+        f"   {one_line(finding.title)}",
+    ]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
     evidence = evidence_text(finding.evidence, steps=steps_judged(diagnosis))
     for label, fact in ((evidence_label(finding, diagnosis), evidence), *finding_facts(finding)):
@@ -117,9 +123,9 @@ def _entry(rank: int, finding: Finding, diagnosis: Diagnosis | RunDiagnosis) -> 
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
     for remedy in finding.remedies:
-        text.append(f"   do: {one_line(remedy.action)} [{one_line(brings(remedy))}]")
+        text.append(Marked("   do: ", f"{one_line(remedy.action)} [{one_line(brings(remedy))}]", "do"))
         text += [f"       {one_line(line)}" for line in ways(remedy.how)]
         markdown += [f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))})", fenced(remedy.how, "     ")]
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")
-    return "\n".join(text), "\n".join(markdown)
+    return text, "\n".join(markdown)

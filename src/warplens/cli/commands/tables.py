@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from warplens.analysis.window import Window
-    from warplens.report.questions import Found, Question
+    from warplens.report.questions import Question, QuestionResult
 
 
 def command_of(question: Question) -> Callable[..., None]:
@@ -76,7 +76,9 @@ def command_of(question: Question) -> Callable[..., None]:
     return command
 
 
-def _in_slices(question: Question, profile: Path, window: str, **own_options: Any) -> tuple[Capture, Window, Found]:
+def _in_slices(
+    question: Question, profile: Path, window: str, **own_options: Any
+) -> tuple[Capture, Window, QuestionResult]:
     """The answer for a profile larger than memory, with its capture and window, which needs neither steps nor ranges.
 
     The question has `counted` or `alone`.
@@ -98,7 +100,7 @@ def _in_slices(question: Question, profile: Path, window: str, **own_options: An
         return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
 
 
-def _largest(answer: Found, most: int) -> Found:
+def _largest(answer: QuestionResult, most: int) -> QuestionResult:
     """The largest rows of a tree by `largest_by`, in their order. Parents are never smaller, so it stays a tree."""
     column, noun = answer.largest_by or ("", "")
     ranked = answer.rows.with_row_index("index").sort(column, descending=True, maintain_order=True)

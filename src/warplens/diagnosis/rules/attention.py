@@ -339,6 +339,7 @@ _UNMASKED: Final = (
         "y = flex(q, k, v, block_mask=mask)\n"
         "# or give the lengths: flash_attn_varlen_func, torch.nn.attention.varlen, nested tensors",
         f"{GAIN}: hidden blocks are skipped",
+        compiles=True,
     ),
     Remedy(
         "If it hides nothing, or if parts of a row can be rows of a batch, pass none",

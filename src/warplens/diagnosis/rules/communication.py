@@ -357,7 +357,7 @@ class ExposedCommunication(Rule):
             variant=variant,
             remedies=self._remedies(facts, exposed),
             on_gpu=True,
-            kept=0.0 if waits else 1 - exposed.most,
+            residual_share=0.0 if waits else 1 - exposed.most,
             bound_ns=max(most_ns, bound_ns),
         )
 

@@ -295,7 +295,7 @@ class BlockingCopy(Rule):
             or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=self._remedies(facts, copies),
             on_gpu=True,
-            kept=0.0 if copies.stay else self.kept_share,
+            residual_share=0.0 if copies.stay else self.kept_share,
             replayed=replayed,
             busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
@@ -554,6 +554,7 @@ _STAYING: Final = Remedy(
     "self.register_buffer('bias', bias)  # constants and tables; then model.to('cuda')\n"
     "# where memory allows: no offloading of layers (cpu_offload, device_map), no save_on_cpu()",
     f"{GAIN}: these copies are not made",
+    id="kept-inputs",
 )
 
 #: For data that are copied to the host and come back.
@@ -563,6 +564,7 @@ _RETURNING: Final = Remedy(
     "# of activations (save_on_cpu()), of keys and values (transformers: no cache_implementation='offloaded';\n"
     "# DynamicCache(config=model.config, offloading=False) is the default)",
     f"{GAIN}: these copies are not made",
+    id="kept-round-trips",
 )
 
 
@@ -588,6 +590,7 @@ def _less(copies: _Copies) -> Remedy:
         "Copy less",
         _FEWER_RESULTS if fetched else "# send uint8 images or token ids and convert on the GPU; keep results there",
         f"{GAIN}; with half of the bytes, and in proportion to them",
+        id="fewer-copies",
     )
     if copies.link_bound:
         return less
@@ -617,7 +620,7 @@ def _predicted_text(facts: Facts, change: Change) -> str:
 def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
     """The remedy not to block the host, for what is sent to the GPU, or for results that are fetched from it."""
     if fetched:
-        title = "Copy to pinned memory, without blocking"
+        title, id_ = "Copy to pinned memory, without blocking", "pinned-results"
         how = (
             "kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)  # once, before the loop\n"
             "event = torch.cuda.Event()\n"
@@ -625,10 +628,12 @@ def _pinned(facts: Facts, *, fetched: bool, from_pageable: bool) -> Remedy:
             "# read `kept` after event.synchronize(), when the next batch has been launched"
         )
     else:
-        title = "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking"
-        how = "loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else ""
-        how += "x = x.to('cuda', non_blocking=True)"
-    return Remedy(title, how, _predicted_text(facts, "async-copies"))
+        how = "x = x.to('cuda', non_blocking=True)"
+        title, id_ = "Copy without blocking", "async-copies"
+        if from_pageable:
+            how = f"loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n{how}"
+            title, id_ = "Copy from pinned memory, without blocking", "pinned-input"
+    return Remedy(title, how, _predicted_text(facts, "async-copies"), id=id_)
 
 
 def _behind(facts: Facts) -> Remedy:
@@ -640,6 +645,7 @@ def _behind(facts: Facts) -> Remedy:
         "x.record_stream(side); done = side.record_event()\n"
         "# read `kept` after done.synchronize(), before the next copy into it: two buffers in turn",
         _predicted_text(facts, "overlapped-copies"),
+        id="overlapped-results",
     )
 
 
@@ -655,6 +661,7 @@ def _both_directions(facts: Facts) -> Remedy:
         "next_x.record_stream(current); y.record_stream(fetching)\n"
         "# two or three buffers of each in turn: one step's input, another's work and a third's results at a time",
         modelled(facts, "overlapped-copies"),
+        id="overlapped-both-ways",
     )
 
 
@@ -684,6 +691,7 @@ def _ahead(facts: Facts, *, stays: bool, unpinned: bool) -> Remedy:
         + "torch.cuda.current_stream().wait_stream(side)  # before use\n"
         + f"next_{what}.record_stream(torch.cuda.current_stream())",
         _predicted_text(facts, "overlapped-copies"),
+        id="data-ahead" if stays else "input-ahead",
     )
 
 
@@ -743,6 +751,7 @@ class AllocatorChurn(Rule):
                     "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
                     "# outside of PyTorch: cudaMallocAsync, with the release threshold of its pool raised",
                     pooled,
+                    id="cached-memory",
                 ),
                 Remedy(
                     "Keep the allocator from running out of memory and retrying",
@@ -750,11 +759,13 @@ class AllocatorChurn(Rule):
                     "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
                     "# (torch.cuda.memory_stats()['num_alloc_retries'])",
                     pooled,
+                    id="no-retries",
                 ),
                 Remedy(
                     "Reuse buffers",
                     "# allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
                     pooled,
+                    id="reused-buffers",
                 ),
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),

@@ -421,6 +421,7 @@ class MemoryFormat(StructureRule):
                     "Compile the model",
                     "model = torch.compile(model)  # chooses layouts for the whole graph, fuses norms and activations",
                     "the same, and fewer passes",
+                    compiles=True,
                 ),
             ),
         )

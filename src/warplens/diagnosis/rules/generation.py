@@ -14,6 +14,7 @@ from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rules.kernels import tile_sides, tiles
+from warplens.diagnosis.structure import MOST_KERNELS
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Least passes over a growing text: fewer grids may grow evenly by chance.
@@ -35,8 +36,6 @@ _MOST_TOKENS: Final = 4
 _MOST_TEXTS: Final = 64
 #: A token is sent to the GPU as a number of this size.
 _TOKEN_BYTES: Final = 8
-#: Longer sequences of a step are not searched.
-_MOST_KERNELS: Final = 200_000
 #: Least turns with an encoder pass before each token: fewer grids may grow evenly by chance.
 _LEAST_TURNS: Final = 4
 #: Least kernels of a recurring stretch in the same order on the same grids, more than a layer's norms and products.
@@ -132,7 +131,7 @@ def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> _Passes
         names: `Program.names`.
     """
     places = np.flatnonzero(program.passes[rows])
-    if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= _MOST_KERNELS:
+    if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= MOST_KERNELS:
         return None
     period, begin, stop = longest_repetition(names[rows[places]])
     repeats = (stop - begin) // period if period else 0
@@ -222,7 +221,7 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
         if rows is program.order and counts:
             break  # a step may be one token: then the turns are steps
         kernels = np.flatnonzero(program.is_kernel[rows])
-        if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= _MOST_KERNELS:
+        if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= MOST_KERNELS:
             continue
         begins, length = _stretches(program.launched_as(rows[kernels]), program.own_ns[rows[kernels]])
         if not length or not _follows_growing(program, rows[kernels], begins, length):
@@ -256,7 +255,7 @@ def projected_for_each_token(facts: Facts) -> tuple[Bools, float]:
             break  # a step may be one token: then the turns are steps
         places = np.flatnonzero(program.is_kernel[rows])
         kernels = rows[places]
-        turns = _wide_products(facts, kernels) if len(kernels) <= _MOST_KERNELS else None
+        turns = _wide_products(facts, kernels) if len(kernels) <= MOST_KERNELS else None
         if turns is None or is_sent[rows[places[turns[0, 0]] : places[turns[-1, -1]]]].any():
             continue
         if not _input_stays(facts, kernels, turns):

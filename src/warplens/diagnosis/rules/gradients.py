@@ -443,9 +443,9 @@ def _passes(facts: Facts) -> list[_Pass]:
     handed, main = _by_thread(operators, optimizing)
     if handed.is_empty() or main.is_empty():
         return []
-    takers = _Takers.of(facts, main, optimizing)
+    consumers = _GradientConsumers.of(facts, main, optimizing)
     window = facts.window
-    elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), takers.starts])
+    elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), consumers.starts])
     starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
     sums = operators.filter(pl.col("name") == "aten::add_")["start_ns"].to_numpy()
     added = np.searchsorted(sums, ends) > np.searchsorted(sums, starts)
@@ -459,8 +459,8 @@ def _passes(facts: Facts) -> list[_Pass]:
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         end = int(ends[stop - 1])
         next_pass = int(starts[stop]) if stop < len(starts) else window.end_ns
-        following = _following(takers.starts, int(starts[first]), starts[edges[:-1]])
-        unused = takers.untaken(shapes[first:stop], following, end, next_pass)
+        following = _following(consumers.starts, int(starts[first]), starts[edges[:-1]])
+        unused = consumers.untaken(shapes[first:stop], following, end, next_pass)
         if unused is None:
             continue
         before, after = next_elsewhere[first] - 1, next_elsewhere[first]
@@ -498,7 +498,7 @@ def _numbers(shapes: Sequence[tuple[int, ...]]) -> Int64s:
 
 
 @dataclass(frozen=True, eq=False)
-class _Takers:
+class _GradientConsumers:
     """What takes gradients: the optimizer passes of a window, and updates that a program does by hand."""
 
     main: pl.DataFrame  #: operators of the thread that calls autograd
@@ -509,7 +509,7 @@ class _Takers:
     by_hand: pl.DataFrame  #: operators of updates outside optimizer passes
 
     @classmethod
-    def of(cls, facts: Facts, main: pl.DataFrame, optimizing: pl.DataFrame) -> _Takers:
+    def of(cls, facts: Facts, main: pl.DataFrame, optimizing: pl.DataFrame) -> _GradientConsumers:
         """Those of a window."""
         passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
         updates = main.filter(pl.col("name").is_in(_UPDATES))
@@ -519,7 +519,7 @@ class _Takers:
         return cls(
             main,
             starts,
-            taken=[_taken(main, begin, end) for begin, end in passes],
+            taken=[_updated_shapes(main, begin, end) for begin, end in passes],
             blocks=[_blocks_taken(facts, begin, end) for begin, end in passes],
             by_hand=updates.filter(begins > ended[last]),
         )
@@ -538,7 +538,7 @@ class _Takers:
         unused = self._untaken_by_optimizers(shapes, following, end)
         if unused is None:
             return None
-        counts, updated = Counter(shapes), _taken(self.by_hand, end, next_pass)
+        counts, updated = Counter(shapes), _updated_shapes(self.by_hand, end, next_pass)
         return np.maximum(unused - [updated[shape] / counts[shape] for shape in shapes], 0.0)
 
     def _untaken_by_optimizers(
@@ -663,7 +663,7 @@ def _following(optimizer_starts: Int64s, start: int, passes: Int64s) -> Sequence
     return range(first, stop)
 
 
-def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, ...]]:
+def _updated_shapes(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, ...]]:
     """Shapes of the tensors that one optimizer pass takes, each counted as often as in its commonest operator."""
     by_name: dict[str, Counter[tuple[int, ...]]] = {}
     inside = operators.filter(pl.col("start_ns").is_between(begin, end, closed="left"))

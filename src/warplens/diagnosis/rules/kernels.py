@@ -229,6 +229,8 @@ _FUSED_OPERATORS: Final = Remedy(
     "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
     "# F.gelu(x, approximate='tanh'), F.cross_entropy",
     f"{GAIN}: one pass over the data instead of several",
+    id="fused-passes",
+    compiles=True,
 )
 
 #: For those in other programs.
@@ -240,6 +242,7 @@ _FEWER_BYTES: Final = Remedy(
     "x = x.bfloat16()  # the tensors that these kernels pass over, where accuracy allows\n"
     "# in-place operations; no .contiguous() or .float() that nothing needs",
     "half of these kernels' time with 16-bit instead of 32-bit numbers",
+    id="fewer-bytes",
 )
 
 
@@ -415,11 +418,17 @@ def _fills_tiles(shapes: str) -> bool:
 def _fewer_flops(facts: Facts) -> Remedy:
     """The remedy for products near their peak: less to compute, or a narrower format if there is one."""
     if not _could_be_narrower(facts):
-        return Remedy("Do fewer FLOPs", "# 2:4 sparsity, a smaller model, fewer tokens", "in proportion to the FLOPs")
+        return Remedy(
+            "Do fewer FLOPs",
+            "# 2:4 sparsity, a smaller model, fewer tokens",
+            "in proportion to the FLOPs",
+            id="fewer-flops",
+        )
     return Remedy(
         "Do fewer FLOPs, or use a narrower format",
         _narrower_products(facts) + "\n# 2:4 sparsity, a smaller model, fewer tokens",
         "in proportion to the FLOPs, or to the formats' peak rates",
+        id="narrower-products",
     )
 
 
@@ -584,12 +593,15 @@ _STARTED_SOONER: Final = Remedy(
     "# one kernel instead of several in a row; one stream instead of events between streams\n"
     "# your own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
     "a part of these pauses, as nodes of one graph",
+    id="shorter-pauses",
+    captures=True,
 )
 
 
 _MORE_WORK: Final = Remedy(
     "Put more work into each launch",
     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
+    id="larger-launches",
 )
 
 _MORE_BLOCKS: Final = Remedy(
@@ -604,6 +616,7 @@ _CONCURRENT: Final = Remedy(
     "with torch.cuda.stream(side): y = branch(x)  # a branch that others do not need at once\n"
     "torch.cuda.current_stream().wait_stream(side)  # before y is used\n"
     "# or one CUDA graph with parallel branches",
+    id="concurrent-kernels",
 )
 
 

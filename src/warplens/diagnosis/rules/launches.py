@@ -38,11 +38,13 @@ _FROM_GRAPHS: Final = (
         "Launch the next graph before this one has finished",
         "# g.replay() returns at once: do not wait between replays, read results one replay later",
         "the pauses between replays go away",
+        id="graphs-ahead",
     ),
     Remedy(
         "Put more into one graph",
         "# capture several steps, or the whole step where parts are launched one by one",
         "fewer launches for the same work",
+        id="larger-graphs",
     ),
 )
 
@@ -85,6 +87,7 @@ _ALL_TURNS: Final = Remedy(
     "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
     "# if a turn needs the result of the last: compile the loop, or write one kernel for the recurrence (a scan)",
     f"{GAIN}: the launches of one turn instead of all",
+    id="all-turns-at-once",
 )
 
 
@@ -121,6 +124,7 @@ _MANY_TURNS: Final = Remedy(
     "# the kernels of ten turns or more between the begin and the end of one capture, then one launch for all of them\n"
     "# a graph of a single turn would be launched as often as now",
     f"{GAIN}: one launch for all kernels of ten turns",
+    captures=True,
 )
 #: Most launches of such a turn, and share of the host's time for them that goes away.
 _FEW_LAUNCHES: Final = 3
@@ -305,7 +309,7 @@ def _graph(facts: Facts) -> tuple[Remedy, Gain | None]:
         return _MANY_TURNS, of_turns
     how = _captured_training(facts) if facts.trains else _CAPTURED
     expected = modelled(facts, "cuda-graph") + _obstacles(facts)
-    return Remedy("Replay the step from a CUDA graph", how, expected), of_step
+    return Remedy("Replay the step from a CUDA graph", how, expected, id="cuda-graph", captures=True), of_step
 
 
 def _fewer_kernels(facts: Facts, *, networks: bool) -> Remedy:
@@ -318,6 +322,8 @@ def _fewer_kernels(facts: Facts, *, networks: bool) -> Remedy:
         + "# F.scaled_dot_product_attention for written-out attention\n"
         f"# a fused optimizer for its kernels: {fused_call(facts)}",
         "in proportion to the launches saved",
+        id="fewer-launches",
+        compiles=True,
     )
 
 
@@ -329,6 +335,7 @@ def _more_in_each(facts: Facts, replayed: Gain | None) -> Remedy:
         if facts.trains
         else "# a larger batch: answer several requests, or chunks of the input, in one pass",
         "the same step time for more samples, until the GPU is busy",
+        id="more-work-per-launch",
     )
     costs_much = replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
     return more_at_a_time(facts, larger) if costs_much else larger

@@ -101,7 +101,8 @@ def _fused_step(kind: str | None) -> Remedy:
         code += "\nstep = torch.compile(optimizer.step)  # another one"
     else:
         code = "step = torch.compile(optimizer.step)  # one that is not of torch.optim, or a fused form of it"
-    return Remedy("Use the fused optimizer", code, f"{GAIN}: one pass over the parameters in a few launches")
+    effect = f"{GAIN}: one pass over the parameters in a few launches"
+    return Remedy("Use the fused optimizer", code, effect, compiles=kind not in _WITH_FUSED)
 
 
 def _lists_step(kind: str | None) -> Remedy:
@@ -111,7 +112,7 @@ def _lists_step(kind: str | None) -> Remedy:
         hint = "" if kind else "  # your class of torch.optim"
         code = f"torch.optim.{kind or 'AdamW'}(model.parameters(), foreach=True){hint}\n{code}"
     effect = "a few launches in all instead of several per tensor; memory traffic stays"
-    return Remedy("Update all tensors at once", code, effect)
+    return Remedy("Update all tensors at once", code, effect, compiles=True)
 
 
 def _over_all(kind: str | None) -> Remedy:

@@ -60,12 +60,14 @@ _NO_DOUBLES: Final = Remedy(
     "model.float(); x = torch.from_numpy(array).float()  # NumPy's floats are float64\n"
     "torch.set_float32_matmul_precision('high')",
     "half of the traffic, and products on tensor cores in TF32",
+    id="no-float64",
 )
 
 _TF32: Final = Remedy(
     "Allow TF32",
     "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
     "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
+    id="tf32",
 )
 
 #: For products in 16 bits for which the library has no kernel on tensor cores.
@@ -92,6 +94,7 @@ _AS_THE_REST: Final = Remedy(
     "# no enabled=False and no .float() around layers: autocast keeps norms, softmax and losses in fp32 by itself\n"
     "# inference: decoder.to(torch.bfloat16), as the other parts",
     f"{GAIN}: products at twice the rate of TF32, and half the memory traffic between them",
+    id="bfloat16",
 )
 
 #: Formats by GPU: TF32 and bfloat16 need compute capability 8.0, fp16 on tensor cores 7.0.
@@ -103,6 +106,7 @@ _NARROWER_REMEDIES: Final = {
             "# inference: model.to(torch.bfloat16), and x, too\n"
             "# Lightning: Trainer(precision='bf16-mixed')",
             "products on tensor cores, and half the memory traffic between them",
+            id="bfloat16",
         ),
         _TF32,
     ),
@@ -112,6 +116,7 @@ _NARROWER_REMEDIES: Final = {
             "with torch.autocast('cuda', dtype=torch.float16): loss = model(x)\n"
             "# in training with torch.amp.GradScaler('cuda')",
             "products on tensor cores, and half the memory traffic between them",
+            id="fp16",
         ),
     ),
 }
@@ -312,10 +317,9 @@ class Precision(Rule):
 
     def headline_of(self, finding: Finding) -> str:
         """The headline; before compute capability 8.0, tensor cores only take fp16."""
-        older = finding.remedies[-1].action == _NARROWER_REMEDIES["older"][0].action
-        if older:
+        if finding.remedies[-1].id == _NARROWER_REMEDIES["older"][0].id:
             return self.older_headline
-        if finding.variant == USUAL and not any(remedy.action == _TF32.action for remedy in finding.remedies):
+        if finding.variant == USUAL and not any(remedy.id == _TF32.id for remedy in finding.remedies):
             return self.bf16_headline
         return super().headline_of(finding)
 

@@ -15,7 +15,7 @@ from warplens.analysis.ranks.balance import delays, held_up
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Severity, Variant, ceiling
-from warplens.diagnosis.rule import Limit, Rule, bound_of, remembered, told_of
+from warplens.diagnosis.rule import Limit, Rule, bound_of, fill_gains, remembered
 from warplens.diagnosis.run import MOST_LISTED, RankFacts, Run, listed, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -65,7 +65,7 @@ class RanksRule(Rule):
         severity: Severity = "info"
         if expected >= (warning or limits.warning_ceiling):
             severity = "critical" if expected >= limits.critical_ceiling and sure else "warning"
-        told = told_of(remedies, expected, (low, high), bound)
+        told = fill_gains(remedies, expected, (low, high), bound)
         return self.found(title, severity, confidence, (expected, (low, high), bound), evidence, where, told, variant)
 
 
@@ -74,14 +74,14 @@ PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
 def gains_of(
-    ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0
+    ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], residual_share: float = 0.0
 ) -> tuple[float, float, float]:
     """Expected gain of these ranks, and the ends of its interval; the median over ranks.
 
     Waiting during which the host issues the next work costs nothing, and the hosts' time without the profiler is the
     least certain quantity. The expected gain is the mean over this time, from its least value to the recorded one.
     """
-    left = 1 - kept
+    left = 1 - residual_share
 
     def gain_at(pace: float, part: float) -> float:
         return median(ranks[rank].gain(ranks[rank].paced(pace), part * saved) for rank, saved in saved_ns.items())
@@ -324,6 +324,7 @@ _ADVICE: Final[dict[str, Remedy | tuple[Remedy, ...]]] = {
         Remedy(
             "Launch fewer kernels",
             "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
+            captures=True,
         ),
     ),
     "synchronization": Remedy(

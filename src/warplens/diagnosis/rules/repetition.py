@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
-from warplens.diagnosis.picking import Projected, projected_again
+from warplens.diagnosis.picking import ProjectionsOfGatheredRows, projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes, projected_for_each_token
 from warplens.diagnosis.structure import (
@@ -144,7 +144,7 @@ class Recomputation(StructureRule):
         projected = self._projected(facts)
         return self._again(facts).astype(np.float64) if projected is None else projected.share
 
-    def _projected(self, facts: Facts) -> Projected | None:
+    def _projected(self, facts: Facts) -> ProjectionsOfGatheredRows | None:
         """Products of picked rows, unless whole passes are repeated."""
         return None if growing_passes(facts) is not None or self._again(facts).any() else projected_again(facts)
 
@@ -245,7 +245,7 @@ class Recomputation(StructureRule):
             remedies=_CACHED,
         )
 
-    def _picked_rows(self, facts: Facts, claims: Claims, projected: Projected) -> Finding | None:
+    def _picked_rows(self, facts: Facts, claims: Claims, projected: ProjectionsOfGatheredRows) -> Finding | None:
         """The finding on products of rows that were picked before."""
         beside = time_beside(facts.program, projected.work, reach=2)
         freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
@@ -562,6 +562,7 @@ class PerExpertLoop(StructureRule):
                         "# fixed capacities for each part, then\n"
                         "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
                         "the launches go away, the small products stay",
+                        captures=True,
                     ),
                     facts.replayed("no-synchronization", "cuda-graph"),
                 ),

@@ -43,11 +43,13 @@ _INPUT: Final = (
         "Prepare the input while the GPU computes",
         "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
         "x = x.to('cuda', non_blocking=True)",
+        id="prefetched-input",
     ),
     Remedy(
         "Prepare it once, or on the GPU",
         "# store what is the same in each epoch: decoded images, tokens, lists of neighbours\n"
         "# or torch operators on CUDA tensors; for images torchvision.transforms.v2, NVIDIA DALI",
+        id="prepared-once",
     ),
 )
 
@@ -57,6 +59,7 @@ _COMPILING: Final = Remedy(
     "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
     "TORCH_LOGS=recompiles python train.py  # names the reason\n"
     "torch.backends.cudnn.benchmark = False  # if sizes change: each new size is benchmarked again",
+    id="compiled-before-loop",
 )
 
 #: For what is written now and then, such as checkpoints.
@@ -77,6 +80,7 @@ _ACTIVITIES: Final[dict[str, _Remedies]] = {
         "torch.optim.AdamW(model.parameters(), fused=True)\n"
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
         "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
+        compiles=True,
     ),
     r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d": Remedy(
         "Find the rank that is late",
@@ -86,17 +90,21 @@ _ACTIVITIES: Final[dict[str, _Remedies]] = {
         "Reduce host work in the backward pass",
         "model = torch.compile(model)  # issues the whole pass from one call\n"
         "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
+        compiles=True,
     ),
     r"distributeddataparallel|(?<![a-z])forward(?![a-z])|fullyshardeddataparallel": Remedy(
         "Reduce host work in the forward pass",
         "model = torch.compile(model)  # issues the whole pass from one call\n"
         "# no Python loops over items, no hooks, no checks of values inside the model",
+        id="lighter-forward",
+        compiles=True,
     ),
     r"(?<![a-z])(?:generate|sample|beam_search|logits\w*|stopping_criteria|prepare_inputs_for_generation|decode|"
     r"decoding|scheduler|execute_context\w*)(?![a-z])": Remedy(
         "Reduce host work between tokens",
         "model.generate(ids, cache_implementation='static')  # compiles the pass for a token, as CUDA graphs\n"
         "# choose tokens and test for the end on the GPU; look at the result every few tokens",
+        id="lighter-decoding",
     ),
     r"(?<![a-z])gc(?![a-z])|garbage": Remedy(
         "Run garbage collection outside the steps",
@@ -126,6 +134,7 @@ _IN_OPERATORS: Final = Remedy(
     "# a CUDA graph launches their kernels without their host code: torch.cuda.graph, or torch.compile\n"
     "# one call over a sequence or batch instead of many: nn.LSTM on all frames, torch.vmap\n"
     "# move operators on host tensors to the GPU",
+    id="no-host-operators",
 )
 
 #: For host work on data that are then sent to the GPU, or were just fetched.
@@ -134,12 +143,14 @@ _ON_DATA: Final = Remedy(
     "# send them as they are (images as uint8); convert, normalize and augment them there\n"
     "# look up, count, compare and select there (torch.bincount, argmax), and copy only the result back\n"
     "# where that cannot be: in other processes, as those of a DataLoader",
+    id="data-on-gpu",
 )
 
 #: For host work on data that come from the GPU and go back there.
 _ROUND_TRIP: Final = Remedy(
     "Do this work where its data are",
     "# NumPy or SciPy between two GPU operations: torch has most of it",
+    id="work-on-gpu",
 )
 
 #: For programs that train, before the code of `_ROUND_TRIP`.
@@ -154,6 +165,7 @@ _ON_RESULTS: Final = Remedy(
     "# metrics: torchmetrics, torch.bincount, topk and comparisons on the GPU, and one number read back\n"
     "results.append(y.detach())  # in the step; torch.cat(results).cpu() and scikit-learn once, after the loop\n"
     "# or hand them to another thread or process: y.to('cpu', non_blocking=True), an event, a queue",
+    id="results-on-gpu",
 )
 
 #: For pauses in which a server may wait for requests.
@@ -167,6 +179,7 @@ _REQUESTS: Final = Remedy(
     "Prepare the next request while the GPU computes",
     "# in another thread or process, up to the copy to the GPU; read results back in a third one\n"
     "# requests that wait at the same time: as one batch",
+    id="prefetched-requests",
 )
 
 _SEE: Final = Remedy(
@@ -175,6 +188,7 @@ _SEE: Final = Remedy(
     "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
     "# ranges: with torch.cuda.nvtx.range('data'): ...",
     "shows the function that takes the time",
+    id="find-host-work",
 )
 
 
@@ -454,7 +468,7 @@ class HostStall(Rule):
         Remedies that leave out the pauses alone have their own gain. Input that is prepared by other processes is
         pinned as well.
         """
-        alone = facts.replayed("no-host-stall", kept=self.kept_share) if without != "pauses" else None
+        alone = facts.replayed("no-host-stall", residual_share=self.kept_share) if without != "pauses" else None
 
         def with_gain(remedy: Remedy) -> Remedy:
             if without == "pinned" and remedy in _INPUT:
@@ -553,8 +567,8 @@ class HostStall(Rule):
             remedies=(STEPS_ONLY if starting else None, *ordered, *others, _SEE),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
-            kept=kept,
-            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept),
+            residual_share=kept,
+            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, residual_share=kept),
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
             bound_ns=facts.own_idle_ns + copies,

@@ -640,6 +640,8 @@ _COMPILED: Final = Remedy(
     "Compile the blocks",
     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
     f"{GAIN}: one pass per chain",
+    id="compiled-blocks",
+    compiles=True,
 )
 
 #: The same for networks of convolutions, whose blocks have no common name.
@@ -726,6 +728,7 @@ _IN_16_BITS: Final = Remedy(
     "Keep tensors in 16 bits",
     "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
     "half the memory traffic of passes that are in 32 bits now",
+    id="16-bit-tensors",
 )
 
 #: Least share of the chains' time of what is worth a line.

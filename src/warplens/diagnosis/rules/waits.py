@@ -38,6 +38,7 @@ _AT_ONCE: Final = Remedy(
     "# weights or torch.where over the whole batch instead of x[i][mask[i]] for each i\n"
     "# torch._foreach_norm for norms of many tensors, repeat_interleave for items of different lengths\n"
     "# if a turn needs the result of the last: one kernel for the loop, such as torchvision.ops.nms for boxes",
+    id="all-items-at-once",
 )
 
 
@@ -343,6 +344,7 @@ class HostSync(Rule):
             "# inside the model no `if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks:\n"
             "# torch.where, index_select with fixed sizes",
             removed,
+            id="fewer-readbacks",
         )
         bare = Remedy(
             "Remove the calls that wait",
@@ -350,6 +352,7 @@ class HostSync(Rule):
             "# work of one stream runs in order anyway\n"
             "# time with events, and wait once at the end: torch.cuda.Event(enable_timing=True)",
             removed,
+            id="no-waits",
         )
         later = Remedy(
             "Read the values back one step later",
@@ -357,6 +360,7 @@ class HostSync(Rule):
             "out.copy_(loss.detach(), non_blocking=True); event.record()\n"
             "# read `out` after event.synchronize() in the next step, before the next copy into it",
             f"{GAIN}: the copy is then finished before the host waits for it",
+            id="later-readbacks",
         )
         # Only their own remedy removes the work that such loops run for each item.
         has_own_remedy = checked or looped
@@ -394,6 +398,7 @@ class HostSync(Rule):
                     "torch.cuda.set_sync_debug_mode('warn')  # names the line of most of them; 'error' raises there\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
+                    id="find-waits",
                 ),
                 bringing(later, unwaited) if has_own_remedy else later if reads else None,
             ),

@@ -247,6 +247,7 @@ class IncompleteProfile(Rule):
                     "# no torch.cuda.Stream() around work that waits for the other stream anyway\n"
                     "# close other programs that use the GPU",
                     f"at most {times(ceiling(facts.wall_ns, idle))}",
+                    id="same-stream",
                 ),
             ),
         )
@@ -424,7 +425,7 @@ class BelowRoof(Rule):
             f"take {percent(facts.to_roof_share)} less time ({parts})."
         )
 
-    def sought(self, facts: Facts) -> Int64s | None:
+    def place_time(self, facts: Facts) -> Int64s | None:
         """Time of each piece of work above its roof; all of its time if its work is unknown. None for idle time."""
         return None if _is_idle(facts) else _above(facts).cast(pl.Int64).to_numpy()
 
@@ -573,7 +574,7 @@ def _shapes(facts: Facts) -> Remedy | None:
                 "# or: warplens collect torch -- python train.py\n"
                 "warplens headroom PATH --with TRACE"
             )
-            return Remedy("Record the shapes of the operators", how, expected)
+            return Remedy("Record the shapes of the operators", how, expected, id="record-shapes")
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import Asked, Input, Kind, Reader, surely_fits
+from warplens.readers.opening import Input, Kind, Reader, ReadOptions, surely_fits
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -67,10 +67,10 @@ class KinetoTrace(Reader[Trace]):
         is_chrome = b'"traceEvents"' in head or b'"ph"' in head or b'"deviceProperties"' in head
         return is_chrome and super().sniff(head) and any(mark in head for mark in _MARKS)
 
-    def read(self, file: Input, asked: Asked) -> Trace:
+    def read(self, file: Input, options: ReadOptions) -> Trace:
         from warplens.readers.kineto.trace import read_kineto
 
-        return read_kineto(file, asked)
+        return read_kineto(file, options)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.kineto.excerpt import rows_in, text_bytes, texts_in

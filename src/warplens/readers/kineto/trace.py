@@ -34,7 +34,7 @@ from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
 from warplens.readers.kineto.spans import WHOLE, WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
 from warplens.readers.limits import EVENT_BYTES
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import Input, ReadOptions
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
@@ -236,18 +236,18 @@ _ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensor
 _NO_EVENTS = (f"none of its events can be read: events are objects of at most {EVENT_BYTES >> 20} MiB", _ADVICE)
 
 
-def read_kineto(file: Input, asked: Asked) -> Trace:
+def read_kineto(file: Input, options: ReadOptions) -> Trace:
     """The trace in a Chrome trace of the PyTorch profiler.
 
     Times are relative to the trace's first event, in nanoseconds, exactly as recorded. Of an incomplete trace all
     complete events are read, which a note states; so it does where only a part is asked for.
     """
-    part = WORK_ALONE if asked.work_alone else WHOLE
-    if asked.share < 1:
+    part = WORK_ALONE if options.work_alone else WHOLE
+    if options.share < 1:
         file.tell("finding its middle")
-        part = Part(excerpt_of(file, asked.share))
+        part = Part(excerpt_of(file, options.share))
     file.tell("reading the events")
-    document = read_events(file, asked.launch_configuration, part)
+    document = read_events(file, options.launch_configuration, part)
     _refuse_others(document, file.known_as)
     file.tell("putting the trace together")
     spans = spans_of(document.frames, document.extent_ns, part.excerpt)
@@ -271,7 +271,7 @@ def read_kineto(file: Input, asked: Asked) -> Trace:
         world_size=world_size,
         recorded=recorded_tables(tables, document.header),
         notes=notes_of(
-            Findings(tables, document, spans, issued, devices, asked.launch_configuration and not asked.work_alone)
+            Findings(tables, document, spans, issued, devices, options.launch_configuration and not options.work_alone)
         ),
     )
     return Trace(capture, **tables)

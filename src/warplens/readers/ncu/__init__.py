@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from warplens.profile import Recorder
 from warplens.profile.counters import KernelCounters
-from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
+from warplens.readers.opening import Input, Kind, Reader, ReadOptions, kind_of_bytes
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -30,10 +30,10 @@ class NcuReport(Reader[KernelCounters]):
 
     kinds = frozenset({Kind.NCU_REP})
 
-    def read(self, file: Input, asked: Asked) -> KernelCounters:
+    def read(self, file: Input, options: ReadOptions) -> KernelCounters:
         from warplens.readers.ncu.report import read_ncu_rep
 
-        return read_ncu_rep(file.path, file.known_as, asked.metrics, asked.instances)
+        return read_ncu_rep(file.path, file.known_as, options.metrics, options.instances)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.ncu.scrub import copy_ncu_rep
@@ -53,10 +53,10 @@ class NcuCsv(Reader[KernelCounters]):
             head[:_CSV_HEAD_BYTES]
         )
 
-    def read(self, file: Input, asked: Asked) -> KernelCounters:
+    def read(self, file: Input, options: ReadOptions) -> KernelCounters:
         from warplens.readers.ncu.csv import read_ncu_csv
 
-        return read_ncu_csv(file.path, file.known_as, asked.metrics)
+        return read_ncu_csv(file.path, file.known_as, options.metrics)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.ncu.scrub import copy_ncu_csv

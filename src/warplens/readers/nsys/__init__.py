@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices, surely_fits
+from warplens.readers.opening import EXPORT_ADVICE, Input, Kind, Reader, ReadOptions, Slices, surely_fits
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -50,11 +50,11 @@ class NsysExport(Reader[Trace]):
         # The schema is on the first pages, and the table of strings is the first that nsys creates.
         return super().sniff(head) and b"StringIds" in head
 
-    def read(self, file: Input, asked: Asked) -> Trace:
+    def read(self, file: Input, options: ReadOptions) -> Trace:
         from warplens.readers.nsys.conversion import with_note_on_age
         from warplens.readers.nsys.export import read_nsys_sqlite
 
-        return with_note_on_age(read_nsys_sqlite(file, asked), file.known_as)
+        return with_note_on_age(read_nsys_sqlite(file, options), file.known_as)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.slices import rows_in
@@ -80,10 +80,10 @@ class NsysFolder(Reader[Trace]):
         # Every export has the table of strings.
         return any((folder / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
 
-    def read(self, file: Input, asked: Asked) -> Trace:
+    def read(self, file: Input, options: ReadOptions) -> Trace:
         from warplens.readers.nsys.folder import read_folder
 
-        return read_folder(file, asked)
+        return read_folder(file, options)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         raise UnreadableInputError(file.known_as, "a folder of tables is not copied", EXPORT_ADVICE)
@@ -94,10 +94,10 @@ class NsysReport(Reader[Trace]):
 
     kinds = frozenset({Kind.NSYS_REP})
 
-    def read(self, file: Input, asked: Asked) -> Trace:
+    def read(self, file: Input, options: ReadOptions) -> Trace:
         from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 
-        return with_note_on_age(read_nsys_rep(file, asked), file.known_as)
+        return with_note_on_age(read_nsys_rep(file, options), file.known_as)
 
     def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
         from warplens.readers.nsys.report import rows_in

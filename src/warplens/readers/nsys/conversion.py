@@ -23,7 +23,7 @@ from warplens.errors import UnreadableInputError
 from warplens.patterns import lazy_pattern
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers.limits import CACHE_BYTES
-from warplens.readers.opening import EXPORT, Asked, Input
+from warplens.readers.opening import EXPORT, Input, ReadOptions
 
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
 
@@ -273,7 +273,7 @@ _AGE_S = 60.0
 _EXPORT_SUFFIX, _REPORT_SUFFIXES = ".sqlite", (".nsys-rep", ".qdrep")
 
 
-def read_nsys_rep(file: Input, asked: Asked) -> Trace:
+def read_nsys_rep(file: Input, options: ReadOptions) -> Trace:
     """The trace of an Nsight Systems report; a note says if an installed nsys had to convert it.
 
     A converted report is read whole, since how much memory it takes was not known in advance.
@@ -285,13 +285,13 @@ def read_nsys_rep(file: Input, asked: Asked) -> Trace:
     from warplens.readers.nsys.report_container import NotUnderstoodError
 
     try:
-        return read_nsys_report(file, asked)
+        return read_nsys_report(file, options)
     except NotUnderstoodError as error:
         reason = error.reason
     from warplens.readers.nsys.export import read_nsys_sqlite
 
     file.tell(reason)
-    trace = read_nsys_sqlite(replace(file, path=converted(file)), replace(asked, share=1.0))
+    trace = read_nsys_sqlite(replace(file, path=converted(file)), replace(options, share=1.0))
     text = f"The report was converted by the installed nsys, because {reason}."
     return _with_note(trace, Note("converted-report", NoteLevel.INFO, text, None))
 

@@ -22,7 +22,7 @@ from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
 from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Field, Source, Tables, excerpt_of
 from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
-from warplens.readers.opening import EXPORT, Asked, Input
+from warplens.readers.opening import EXPORT, Input, ReadOptions
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
 
@@ -291,13 +291,13 @@ _CALLS, _RANGES = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _SOURCE_OF = {source.table: source for source in SOURCES}
 
 
-def read_nsys_sqlite(source: Input, asked: Asked) -> Trace:
+def read_nsys_sqlite(source: Input, options: ReadOptions) -> Trace:
     """The trace of an SQLite export, or of a share of its events from the middle of the recording."""
     with opened(source) as file:
         kinds = range_kinds(file)
         source.tell("reading the tables")
-        sources = sources_of(file, kinds, asked.launch_configuration)
-        part = excerpt_of(file, asked.share) if asked.share < 1 else None
+        sources = sources_of(file, kinds, options.launch_configuration)
+        part = excerpt_of(file, options.share) if options.share < 1 else None
         loaded = load(file, sources, lambda percent: source.tell(f"reading, {percent} %"), part)
         source.tell("putting the trace together")
         return put_together(file, loaded, kinds, part=part)

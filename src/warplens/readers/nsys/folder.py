@@ -20,7 +20,7 @@ from warplens.profile import Trace
 from warplens.readers.nsys.export import Loaded, Plan, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, STRINGS, TablesInMemory
 from warplens.readers.nsys.texts import range_kinds
-from warplens.readers.opening import Asked, Input
+from warplens.readers.opening import Input, ReadOptions
 from warplens.readers.sqlite import looks_like_nsys
 
 _ADVICE: Final = "Export the capture again: nsys export --type parquetdir --output profile profile.nsys-rep"
@@ -105,7 +105,7 @@ def _as_in_sqlite(column: pl.Expr) -> pl.Expr:
     return column.cast(pl.Int64, wrap_numerical=True)
 
 
-def read_folder(folder: Input, asked: Asked) -> Trace:
+def read_folder(folder: Input, options: ReadOptions) -> Trace:
     """The trace of a folder of tables.
 
     Raises:
@@ -116,7 +116,7 @@ def read_folder(folder: Input, asked: Asked) -> Trace:
             raise tables.unreadable("its tables are not those of an Nsight Systems export")
         kinds = range_kinds(tables)
         folder.tell("reading the tables")
-        sources = sources_of(tables, kinds, asked.launch_configuration)
+        sources = sources_of(tables, kinds, options.launch_configuration)
         plans = (plan_of(tables, source) for source in sources if source.table in tables.tables)
         loaded = {plan.source.table: tables.loaded(plan) for plan in plans}
         folder.tell("putting the trace together")

@@ -32,7 +32,7 @@ from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.tables import SOURCES, STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
-from warplens.readers.opening import EXPORT, Asked, Input, surely_fits
+from warplens.readers.opening import EXPORT, Input, ReadOptions, surely_fits
 from warplens.wire import BYTES, VARINT, Message, fields_of, varint
 
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT"
@@ -182,24 +182,24 @@ _MOST_NAMED = 8
 _SEVERITIES = (2, 3)
 
 
-def read_nsys_report(file: Input, asked: Asked) -> Trace:
+def read_nsys_report(file: Input, options: ReadOptions) -> Trace:
     """The trace of an Nsight Systems report.
 
     Raises:
         NotUnderstoodError: the report's storage format is unknown.
         UnreadableInputError: the report is damaged, cut off, or lacks what every report has.
     """
-    part = _excerpt(file, asked.share) if asked.share < 1 else None
+    part = _excerpt(file, options.share) if options.share < 1 else None
     with opened(file.path, file.known_as) as report, closing(Facts(report)) as facts:
         file.tell("reading the events")
         seen = Seen()
-        loaded = _loaded(report, facts, seen, file.tell, asked, part)
-        if asked.work_alone:
+        loaded = _loaded(report, facts, seen, file.tell, options, part)
+        if options.work_alone:
             window = event_window({table: rows.frame for table, rows in loaded.items()}, None)
             loaded = {table: rows for table, rows in loaded.items() if table in _WORK}
         file.tell("putting the trace together")
         trace = put_together(facts, loaded, RANGE_KINDS, "nsys-rep", part)
-    if not asked.work_alone:
+    if not options.work_alone:
         return replace(trace, capture=_capture(trace.capture, seen))
     return replace(trace, capture=replace(trace.capture, window_ns=window, notes=(IN_SLICES,)))
 
@@ -272,7 +272,7 @@ def _names_in(frame: pl.DataFrame, strings: Sequence[str | bytes]) -> Counter[st
 
 
 def _loaded(
-    report: Report, facts: Facts, seen: Seen, tell: Callable[[str], None], asked: Asked, part: Excerpt | None
+    report: Report, facts: Facts, seen: Seen, tell: Callable[[str], None], options: ReadOptions, part: Excerpt | None
 ) -> dict[str, Loaded]:
     """The rows of the tables that the report has events for, in its order; of an excerpt those that may be in it.
 
@@ -284,8 +284,8 @@ def _loaded(
     # Calls recorded a second time with their backtrace have a class of their own; this table makes `sources_of` read
     # it.
     facts.tables["CUDA_CALLCHAINS"] = ()
-    sources = sources_of(facts, RANGE_KINDS, asked.launch_configuration)
-    if asked.work_alone:
+    sources = sources_of(facts, RANGE_KINDS, options.launch_configuration)
+    if options.work_alone:
         sources = [source if source.table in _WORK else source.times_alone for source in sources]
     tables = {source.table: _Rows(facts, source, part) for source in sources if source.table in facts.tables}
     diagnostics: list[tuple[object, ...]] = []
@@ -293,7 +293,7 @@ def _loaded(
     # One thread decodes 1.8 M events/s, two 1.4 and four 1.0: the array operations are too short to overlap.
     for block, spans, share in report.blocks():
         with report.understood():
-            for table, frame in decoded(block, spans, seen, asked.launch_configuration):
+            for table, frame in decoded(block, spans, seen, options.launch_configuration):
                 if table in tables:
                     tables[table].add(frame)
                 else:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from warplens.analysis.counters.bounds import LONG_TAIL
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, NO_STALL, STALLS
 from warplens.analysis.counters.occupancy import CONFIGURATIONS, WARP_SIZE
@@ -94,9 +95,6 @@ _LAUNCH_COLUMNS: Final = (
     Column("problem"),
 )
 
-#: Share of the time from which on a partial last wave is a problem (as in the rule LaunchStatistics).
-_LONG_TAIL: Final = 0.2
-
 
 def launch(numbers: CounterNumbers) -> Iterator[Block]:
     """Launch configurations of the kernels, and their problems."""
@@ -124,7 +122,7 @@ def _problems(row: Mapping[str, Any]) -> str | None:
             f"{fmt.count(blocks)} blocks for {fmt.count(multiprocessors)} multiprocessors" if too_few else None
         )
         problems.append(block_count or "less than one wave: the GPU is never full")
-    if row["tail_share"] is not None and row["tail_share"] >= _LONG_TAIL:
+    if row["tail_share"] is not None and row["tail_share"] >= LONG_TAIL:
         problems.append(f"the partial last wave takes {fmt.share(row['tail_share'])} of the time")
     if threads and threads % WARP_SIZE:
         problems.append(f"blocks of {fmt.count(threads)} threads fill no whole number of warps")

@@ -1,7 +1,7 @@
 """Questions about one profile that are answered by a table; each is defined once, in the module of its topic.
 
-A question is a function of timeline, window and grouping that returns `Found`. `warplens.cli` makes a command with the
-common options and formats out of it. To add one, write it in the module of its topic (`time`, `gpu`, `host`,
+A question is a function of timeline, window and grouping that returns `QuestionResult`. `warplens.cli` makes a command
+with the common options and formats out of it. To add one, write it in the module of its topic (`time`, `gpu`, `host`,
 `operators`, `memory`) and name it in `warplens.cli.catalogue`, which lists names and summaries, so that only the module
 of the requested topic is imported.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class QuestionResult:
     """The answer to a question."""
 
     rows: pl.DataFrame  #: exact numbers, for CSV and `data.rows` of the JSON
@@ -31,17 +31,17 @@ class Found:
     largest_by: tuple[str, str] | None = None
 
 
-Ask: TypeAlias = Callable[..., Found]
+Ask: TypeAlias = Callable[..., QuestionResult]
 
 
 @dataclass(frozen=True)
-class Counted:
+class HistogramQuery:
     """Answers a question from counts of equal durations instead of single events, for profiles larger than memory."""
 
     table: str  #: table of the trace
     columns: Callable[[str], tuple[str, ...]]  #: maps a grouping to the columns to count by
     #: maps counts (`warplens.readers.nsys.slices.Slices.counts`) and a grouping to the answer
-    answer: Callable[[pl.DataFrame, str], Found]
+    answer: Callable[[pl.DataFrame, str], QuestionResult]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Question:
     several: bool = False  #: whether groupings may be joined by commas
     whole: bool = False  #: whether all rows are shown by default
     flags: Mapping[str, str] = field(default_factory=dict)  #: further options without a value: parameter and help
-    counted: Counted | None = None  #: for profiles larger than memory
+    counted: HistogramQuery | None = None  #: for profiles larger than memory
     alone: tuple[str, ...] = ()  #: alternatively, the only tables of the trace needed, small in any profile
 
 

@@ -27,7 +27,7 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
-from warplens.report.questions import DURATIONS, Counted, Found, question
+from warplens.report.questions import DURATIONS, HistogramQuery, QuestionResult, question
 
 _KERNEL_LABELS: Final = {
     "full_name": pick(KERNELS, "full_name category"),
@@ -40,15 +40,15 @@ def _kernel_columns(by: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("name", "full_name", *((by,) if by in ("device", "stream", "process") else ()))))
 
 
-def _kernels_of_counts(counts: pl.DataFrame, by: str) -> Found:
+def _kernels_of_counts(counts: pl.DataFrame, by: str) -> QuestionResult:
     total_ns = (pl.col("duration_ns") * pl.col("calls")).sum().alias("total_ns")
     by_name = counts.group_by("full_name").agg(total_ns)
     classified = by_name.with_columns(classify_names(by_name).get_columns())
     return _kernels(statistics_of_counts(counts, by), category_coverage(classified), by)
 
 
-@question(*GROUPINGS, default="full_name", counted=Counted("kernels", _kernel_columns, _kernels_of_counts))
-def kernels(timeline: Timeline, window: Window, by: str) -> Found:
+@question(*GROUPINGS, default="full_name", counted=HistogramQuery("kernels", _kernel_columns, _kernels_of_counts))
+def kernels(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """GPU kernels: launches, duration, share of the kernel time.
 
     A kernel belongs to the window in which it starts. Its share is of the summed time of all kernels in the window. By
@@ -57,7 +57,7 @@ def kernels(timeline: Timeline, window: Window, by: str) -> Found:
     return _kernels(kernel_statistics(timeline, window, by), category_coverage(time_by_class(timeline, window)), by)
 
 
-def _kernels(rows: pl.DataFrame, coverage: CategoryCoverage, by: str) -> Found:
+def _kernels(rows: pl.DataFrame, coverage: CategoryCoverage, by: str) -> QuestionResult:
     facts = []
     if coverage.category_share is not None and coverage.precision_share is not None:
         facts.append(
@@ -69,7 +69,7 @@ def _kernels(rows: pl.DataFrame, coverage: CategoryCoverage, by: str) -> Found:
     shown = Table("kernels", "GPU kernels", columns, rows, empty="No kernels in the window.")
     shares = {"total_ns": coverage.total_ns, "category_share": coverage.category_share}
     data = {"coverage": {**shares, "precision_share": coverage.precision_share}}
-    return Found(rows, (shown,), tuple(facts), data)
+    return QuestionResult(rows, (shown,), tuple(facts), data)
 
 
 _RANGES: Final = pick(
@@ -80,7 +80,7 @@ _RANGES: Final = pick(
 @question(
     "tree", "name", "full_name", flags={"operators": "List the framework's operators, too, which PyTorch traces hold."}
 )
-def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> Found:
+def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> QuestionResult:
     """Annotated ranges (NVTX, record_function): GPU time of the work launched inside.
 
     Own time excludes inner ranges. Inferred is work that another thread launched (autograd's backward thread) while the
@@ -100,7 +100,7 @@ def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> F
     }
     coverage = {**asdict(coverage_of_ranges), **derived}
     largest = ("gpu_ns", "ranges") if depth else None
-    return Found(
+    return QuestionResult(
         rows, (shown,), coverage_facts and (f"coverage: {coverage_facts[0]}",), {"coverage": coverage}, largest
     )
 
@@ -126,7 +126,7 @@ _COPIES: Final = pick(
 
 
 @question("memory", "direction", alone=("copies", "memsets"))
-def copies(timeline: Timeline, window: Window, by: str) -> Found:
+def copies(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """Memory copies and fills: time, size and bandwidth.
 
     Bandwidth is bytes over the time in which at least one of the row's copies ran.
@@ -134,4 +134,4 @@ def copies(timeline: Timeline, window: Window, by: str) -> Found:
     rows = copy_statistics(timeline, window, cast("CopyGrouping", by))
     columns = tuple(column for column in _COPIES if by != "direction" or not column.name.endswith("_memory"))
     shown = Table("copies", "Memory copies and fills", columns, rows, empty="No copies or fills in the window.")
-    return Found(rows, (shown,))
+    return QuestionResult(rows, (shown,))

@@ -14,7 +14,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
-from warplens.report.questions import DURATIONS, Counted, Found, question
+from warplens.report.questions import DURATIONS, HistogramQuery, QuestionResult, question
 
 
 def _api_columns(by: str) -> tuple[str, ...]:
@@ -25,11 +25,11 @@ def _api_columns(by: str) -> tuple[str, ...]:
     *API_CALLS.keys,
     default="name,kind",
     several=True,
-    counted=Counted(
+    counted=HistogramQuery(
         "api_calls", _api_columns, lambda counts, by: _api(api_statistics_of_counts(counts, by.split(",")), by)
     ),
 )
-def api(timeline: Timeline, window: Window, by: str) -> Found:
+def api(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """CUDA API calls on the host: calls, duration.
 
     Times are host times; a call belongs to the window in which it starts.
@@ -37,9 +37,9 @@ def api(timeline: Timeline, window: Window, by: str) -> Found:
     return _api(api_statistics(timeline, window, by.split(",")), by)
 
 
-def _api(rows: pl.DataFrame, by: str) -> Found:
+def _api(rows: pl.DataFrame, by: str) -> QuestionResult:
     columns = pick(API_CALLS, *by.split(","), DURATIONS, name="Call")
-    return Found(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
+    return QuestionResult(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
 
 
 #: Titles of the time columns of launches.
@@ -52,7 +52,7 @@ LAUNCH_TIMES: Final = {
 
 
 @question(*LAUNCHES.keys, default="full_name,api", several=True)
-def launches(timeline: Timeline, window: Window, by: str) -> Found:
+def launches(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """Kernel launches: time in the API call, in the queue, and on the GPU.
 
     Queued is the time from the end of the launching call to the start of the kernel; a kernel that starts before its
@@ -66,7 +66,8 @@ def launches(timeline: Timeline, window: Window, by: str) -> Found:
     columns = pick(LAUNCHES, *labels, "launches", *LAUNCH_TIMES, **LAUNCH_TIMES)
     empty = "No kernel launches in the window."
     shown = Table("launches", caption, columns, rows, order="kernel_total_ns", empty=empty)
-    return Found(rows, (shown,), tuple(_launch_facts(summary, counted_process(timeline))), {"summary": summary})
+    facts = tuple(_launch_facts(summary, counted_process(timeline)))
+    return QuestionResult(rows, (shown,), facts, {"summary": summary})
 
 
 def counted_process(timeline: Timeline) -> str:
@@ -98,7 +99,7 @@ def launches_coverage(summary: LaunchSummary) -> Iterator[str]:
 
 
 @question()
-def code(timeline: Timeline, window: Window) -> Found:
+def code(timeline: Timeline, window: Window) -> QuestionResult:
     """Where in the program waits, copies, allocations and launches come from.
 
     The line is that of the innermost function outside of PyTorch and Python's library, known where stacks were recorded
@@ -107,4 +108,4 @@ def code(timeline: Timeline, window: Window) -> Found:
     """
     rows = code_places(timeline, window)
     caption = "CUDA calls by place in the program"
-    return Found(rows, (Table("code", caption, CODE.columns, rows, empty="No CUDA calls."),))
+    return QuestionResult(rows, (Table("code", caption, CODE.columns, rows, empty="No CUDA calls."),))

@@ -25,7 +25,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
-from warplens.report.questions import Found, question
+from warplens.report.questions import QuestionResult, question
 
 #: Unknown values are null, for example the memory of a framework's allocator in Nsight Systems profiles.
 MEMORY_USE: Final = table(
@@ -80,7 +80,7 @@ _NO_ALLOCATIONS: Final = (
 
 
 @question(*_MEMORY)
-def memory(timeline: Timeline, window: Window, by: str) -> Found:
+def memory(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """Memory over time, its peak, and what was allocated at the peak.
 
     Held is what the allocator had reserved from CUDA at the peak, unused the part of it that was cached or fragmented.
@@ -114,7 +114,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
         if use.device is not None
         for fact in memory_facts(use)
     )
-    return Found(rows_by_grouping[by], tables, tuple(facts) if recorded else (_NO_ALLOCATIONS,), data)
+    return QuestionResult(rows_by_grouping[by], tables, tuple(facts) if recorded else (_NO_ALLOCATIONS,), data)
 
 
 def with_owners(alive: pl.DataFrame) -> pl.DataFrame:

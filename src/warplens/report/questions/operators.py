@@ -22,7 +22,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.jsonout import named
-from warplens.report.questions import Found, question
+from warplens.report.questions import QuestionResult, question
 
 _GPU: Final = "calls total_ns share gpu_ns backward_ns host_ns"
 #: Titles of GPU times: of an operator with its backward pass, and of what it launched itself.
@@ -38,7 +38,7 @@ _OPERATORS: Final = {
 
 
 @question(*OPERATOR_GROUPINGS, default="name")
-def operators(timeline: Timeline, window: Window, by: str) -> Found:
+def operators(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """PyTorch operators and modules: host time, GPU time, backward pass.
 
     Launched is the GPU time of work launched inside, Backward that of the backward operators that compute its gradient;
@@ -58,7 +58,7 @@ def operators(timeline: Timeline, window: Window, by: str) -> Found:
     shares = {"operator_share": coverage.operator_share, "linked_share": coverage.linked_share}
     host_times = None if overhead is None else {**asdict(overhead), "framework_ns": overhead.framework_ns}
     data = {"coverage": {**asdict(coverage), **shares}, "overhead": host_times}
-    return Found(rows, (shown,), facts, data, ("total_ns", "rows") if depth else None)
+    return QuestionResult(rows, (shown,), facts, data, ("total_ns", "rows") if depth else None)
 
 
 def _operator_facts(coverage: OperatorCoverage, overhead: FrameworkOverhead | None, *, places: bool) -> Iterator[str]:
@@ -87,7 +87,7 @@ _NO_MODEL: Final = (
 
 
 @question(*WORK_GROUPINGS, default="name")
-def flops(timeline: Timeline, window: Window, by: str) -> Found:
+def flops(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """FLOPs and bytes of operators (modelled) against their measured time.
 
     Work is modelled from the recorded shapes (a multiply-add is two FLOPs, every tensor moves once), time is measured.
@@ -104,7 +104,7 @@ def flops(timeline: Timeline, window: Window, by: str) -> Found:
     coverage = {"total_ns": modelled.total_ns, "modelled_ns": modelled.modelled_ns}
     data = {"coverage": {**coverage, "modelled_share": modelled.coverage_share}, **work_data(modelled)}
     data["unmodelled"] = {"rows": modelled.unmodelled}
-    return Found(rows, tables, tuple(_work_facts(modelled, window)), data)
+    return QuestionResult(rows, tables, tuple(_work_facts(modelled, window)), data)
 
 
 def work_data(modelled: ModelledWork) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick, with_texts, yes_or_no
 from warplens.report.jsonout import named
-from warplens.report.questions import Found, question
+from warplens.report.questions import QuestionResult, question
 
 _PART: Final = column("title")
 _MEANING: Final = column("meaning")
@@ -23,7 +23,7 @@ _BUDGET: Final = pick(BUDGET, "group", _PART, "time_ns share", _MEANING)
 
 
 @question(whole=True)
-def budget(timeline: Timeline, window: Window) -> Found:
+def budget(timeline: Timeline, window: Window) -> QuestionResult:
     """Where the time went, in parts that add up to it exactly.
 
     At every instant a GPU does one thing: it computes, runs a CUDA graph, communicates, copies, or is idle for one
@@ -38,7 +38,7 @@ def budget(timeline: Timeline, window: Window) -> Found:
     if not tables:
         no_rows = rows.with_columns(pl.lit("").alias("title"), pl.lit("").alias("meaning"))
         tables = (Table("budget", "Time budget", _BUDGET, no_rows, empty="No GPU did any work in the window."),)
-    return Found(rows, tables, tuple(map(_budget_fact, budgets)), {"devices": list(map(budget_data, budgets))})
+    return QuestionResult(rows, tables, tuple(map(_budget_fact, budgets)), {"devices": list(map(budget_data, budgets))})
 
 
 def budget_data(budget: TimeBudget) -> dict[str, Any]:
@@ -86,7 +86,7 @@ _STEPS: Final = pick(STEPS, "step wall_ns busy_ns busy_share idle_ns kernels gap
 
 
 @question()
-def steps(timeline: Timeline, window: Window) -> Found:
+def steps(timeline: Timeline, window: Window) -> QuestionResult:
     """Steps of the workload: wall, busy and idle time of each.
 
     With several GPUs, busy and idle are those of the busiest one. With --range, all three are of its spans on the GPU
@@ -97,7 +97,7 @@ def steps(timeline: Timeline, window: Window) -> Found:
     columns = (*_STEPS, STEPS.column("graph_launches")) if rows["graph_launches"].sum() else _STEPS
     shown = Table("steps", "Steps", columns, rows, empty="No steps were found in the window.")
     search = timeline.steps
-    return Found(rows, (shown, *rhythm_tables(search)), left_out_facts(search), rhythm_data(search))
+    return QuestionResult(rows, (shown, *rhythm_tables(search)), left_out_facts(search), rhythm_data(search))
 
 
 def rhythm_tables(search: StepSearch) -> tuple[Table, ...]:
@@ -130,7 +130,7 @@ _PHASES_OF_STEPS: Final = pick(PHASES_BY_STEP, "step wall_ns forward_ns backward
 
 
 @question("phase", "step")
-def phases(timeline: Timeline, window: Window, by: str) -> Found:
+def phases(timeline: Timeline, window: Window, by: str) -> QuestionResult:
     """GPU time of forward, backward and optimizer.
 
     Work belongs to the outermost range around its launch that is named after a phase.
@@ -143,4 +143,4 @@ def phases(timeline: Timeline, window: Window, by: str) -> Found:
         rows = phase_statistics(timeline, window)
         titled = with_texts(rows, title=lambda row: fmt.phase_title(row["phase"]))
         shown = Table("phases", caption, _PHASES, titled, empty="No GPU work in the window.")
-    return Found(rows, (shown,))
+    return QuestionResult(rows, (shown,))

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kind
+from warplens.analysis.api import OUT_OF_MEMORY, api_kind
 from warplens.analysis.quality import aborted_steps
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES
@@ -341,9 +341,6 @@ _LEAST_OPTIMIZER_BYTES_PER_PARAMETER: Final = 6
 #: that is read back, or gradients that are cleared.
 _WORK_OF_A_PHASE: Final = 0.02
 
-#: `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
-_OUT_OF_MEMORY: Final = 2
-
 #: Kind of step → its phases.
 _EXPECTED: Final = {"forward": PHASES[:1], "forward+backward": PHASES[:2], "train": PHASES}
 
@@ -403,7 +400,7 @@ def failed_allocations(timeline: Timeline) -> int:
     """The number of recorded memory allocations that failed for lack of memory."""
     calls = timeline.trace.api_calls
     allocating = [name for name in name_categories(calls["name"]) if api_kind(name) == "allocation"]
-    failed = calls.filter((pl.col("return_value") == _OUT_OF_MEMORY) & pl.col("name").cast(pl.String).is_in(allocating))
+    failed = calls.filter((pl.col("return_value") == OUT_OF_MEMORY) & pl.col("name").cast(pl.String).is_in(allocating))
     return failed.height
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import polars as pl
 
 from warplens.analysis.categories import classify
+from warplens.analysis.counters.bounds import LOW_OCCUPANCY
 from warplens.analysis.counters.coverage import counters_coverage
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.memoryaccess import memory_access
@@ -30,6 +31,7 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import StepDifference
 from warplens.compare.host import Side
+from warplens.compare.places import SIDES
 from warplens.errors import MissingDataError
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
@@ -40,7 +42,6 @@ from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.regret import CellRegret, regrets_on
 from warplens.studies.sweeps.numbers import SweepNumbers, examine_sweep
 from warplens.studies.sweeps.reading import same, sweep_of
-from warplens.studies.sweeps.sweep import SIDES
 
 Standing = Literal["confirmed", "partly", "refuted", "unavailable", "not judged"]
 
@@ -210,9 +211,6 @@ _SCATTERING: Final = ("gather-scatter", "sort-topk", "copy-cast")
 
 #: Columns that identify equal launches across profilers.
 _SAME: Final = ("name", "grid", "block")
-
-#: Below this occupancy the guides call a kernel's parallelism low (achieved warps over possible ones).
-LOW_OCCUPANCY: Final = 0.5
 
 
 def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tuple[Hypothesis, Hypothesis]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from warplens.compare.decisions import compare
+from warplens.compare.places import SIDES
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements
@@ -18,7 +19,7 @@ from warplens.studies.reports.evidence import study_sides
 from warplens.studies.reports.growth import MOST_LINES, growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
-from warplens.studies.sweeps.sweep import SIDES, Cell
+from warplens.studies.sweeps.sweep import Cell
 from warplens.studies.sweeps.words import columns_of
 
 #: Settings that define a point of the grid, …

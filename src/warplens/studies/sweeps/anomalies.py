@@ -17,11 +17,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare.places import SIDES
 from warplens.compare.shift import t_quantile, two_sided, units
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
-from warplens.studies.sweeps.sweep import SIDES, Point, Sweep, framed
+from warplens.studies.sweeps.sweep import Point, Sweep, framed
 
 #: (axis values of cells, times of cells as draws × cells, axis values to predict) → predicted times; all logarithms.
 Curve: TypeAlias = Callable[[Float64s, Float64s, Float64s], Float64s]

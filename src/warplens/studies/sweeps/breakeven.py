@@ -19,10 +19,11 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare.places import SIDES
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval
-from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Point, Size, Work, block_table, framed, token_counts
+from warplens.studies.sweeps.sweep import Known, Observed, Point, Size, Work, block_table, framed, token_counts
 
 PARAMETERS: Final = table(
     "sweep: parameters of the break-even model",

@@ -11,6 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from warplens.compare.decisions import Regression, regression
+from warplens.compare.places import SIDES
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import device_name
@@ -26,7 +27,7 @@ from warplens.report.comparison.words import (
     verdict_text,
 )
 from warplens.report.document import Document, KeyFigure, KeyFigures, Section, Table, limits, quiet
-from warplens.studies.sweeps.sweep import SIDES, ComparedPoint, Sweep, compared_points, only_of
+from warplens.studies.sweeps.sweep import ComparedPoint, Sweep, compared_points, only_of
 
 CELL_PAIRS: Final = table(
     "comparison: cells of measurements",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from warplens.compare.places import SIDES
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -30,7 +31,6 @@ from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven,
 from warplens.studies.sweeps.numbers import AXES, LOST, POINTS, SweepNumbers, point_frame
 from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
 from warplens.studies.sweeps.regimes import CELL_REGIMES, REGIMES, regime_frame
-from warplens.studies.sweeps.sweep import SIDES
 from warplens.studies.sweeps.words import (
     answer,
     axis_columns,

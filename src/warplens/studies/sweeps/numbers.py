@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from warplens.compare.decisions import Comparison
+from warplens.compare.places import SIDES
 from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel
@@ -24,7 +25,7 @@ from warplens.studies.sweeps.breakeven_fit import fit_breakeven
 from warplens.studies.sweeps.payoff import PaysOff, pays_off
 from warplens.studies.sweeps.reading import matched
 from warplens.studies.sweeps.regimes import CellRegime, Regime, cell_key, regimes
-from warplens.studies.sweeps.sweep import SIDES, Cell, ComparedPoint, Sweep, compared_points, framed, only_of
+from warplens.studies.sweeps.sweep import Cell, ComparedPoint, Sweep, compared_points, framed, only_of
 from warplens.studies.sweeps.words import settings_text
 
 AXES: Final = table(

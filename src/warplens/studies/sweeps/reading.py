@@ -10,11 +10,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare.places import SIDES
 from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Float64s
-from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 Settings: TypeAlias = Mapping[str, Any]
 

@@ -15,13 +15,11 @@ import numpy as np
 import polars as pl
 
 from warplens.compare.decisions import Comparison, compare
+from warplens.compare.places import SIDES
 from warplens.compare.shift import Samples, t_quantile, units
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
 from warplens.studies.policies.choosing import is_number
-
-#: The sides of a sweep, as settings, columns and messages name them.
-SIDES: Final = ("baseline", "variant")
 
 
 @dataclass(frozen=True, eq=False)
