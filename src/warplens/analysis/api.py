@@ -102,6 +102,11 @@ def api_kinds(names: pl.Series) -> pl.Series:
     return kinds.gather(names.to_physical()).alias("kind")
 
 
+def launches_graph(name: str) -> bool:
+    """Whether the function launches a CUDA graph."""
+    return api_kind(name) == "graph-launch"
+
+
 @lru_cache(maxsize=4096)
 def blocks_host(name: str) -> bool:
     """Whether the function by its name blocks the host until the GPU is done: a wait, or a copy without `Async`.

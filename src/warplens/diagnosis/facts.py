@@ -18,7 +18,7 @@ import polars as pl
 
 from warplens.analysis.api import IS_PAGEABLE
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
-from warplens.analysis.frames import Spent, all_equal, once, sum_by
+from warplens.analysis.frames import Spent, all_equal, numbered, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
@@ -218,6 +218,8 @@ class Facts:
     @cached_property
     def processes(self) -> int:
         """Processes whose work runs in the window."""
+        if self.whole is not None:
+            return self.whole.processes
         return max(1, self.timeline.work_in(self.window)["process"].n_unique())
 
     @property
@@ -283,7 +285,7 @@ class Facts:
     @cached_property
     def alike(self) -> bool:
         """Whether one GPU worked, or one for each process: then the process with the most work stands for all."""
-        pairs = self.work.select("process", "device").unique()
+        pairs, _ = numbered(self.work, ("process", "device"))
         return pairs["device"].n_unique() == 1 or pairs.height == pairs["process"].n_unique()
 
     @cached_property
