@@ -100,6 +100,8 @@ def places_of_work(timeline: Timeline, rows: Int64s) -> tuple[pl.DataFrame, Int6
         rows: rows of `Timeline.work`.
     """
     work_places = timeline.places
+    if not timeline.trace.python_functions.height:
+        return _distinct_places(timeline, work_places.range[rows], NO_RANGE, NO_RANGE)
     return _distinct_places(timeline, work_places.range[rows], work_places.module[rows], work_places.function[rows])
 
 

@@ -131,12 +131,12 @@ class Facts:
     #: cached answers of functions marked `once` or `remembered`
     answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def lengths(self) -> Int64s:
         """Duration of each piece of work."""
         return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
 
-    @property
+    @cached_property
     def pause_lengths(self) -> Int64s:
         """Duration of each pause."""
         return (self.gaps["end_ns"] - self.gaps["start_ns"]).to_numpy()
@@ -449,7 +449,7 @@ class Facts:
     def forget(self) -> None:
         """Frees cached answers; they are computed again if needed."""
         self.answers.clear()
-        for name in ("pace", "replayed_rows", "copies"):
+        for name in ("pace", "replayed_rows", "copies", "lengths"):
             vars(self).pop(name, None)
 
     def wall_of_phase(self, phase: str) -> int:
