@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
+import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column, Table, name_categories, rows_named
+from warplens.profile.schema import Column, Int64s, Table, name_categories, rows_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,11 @@ def api_kinds(names: pl.Series) -> pl.Series:
     return kinds.gather(names.to_physical()).alias("kind")
 
 
+def launches_graph(name: str) -> bool:
+    """Whether the function launches a CUDA graph."""
+    return api_kind(name) == "graph-launch"
+
+
 @lru_cache(maxsize=4096)
 def blocks_host(name: str) -> bool:
     """Whether the function by its name blocks the host until the GPU is done: a wait, or a copy without `Async`.
@@ -124,12 +130,24 @@ def waiting_calls(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
     """
     key = ["process", "correlation"]
     to_pageable = copies.filter(pl.col("destination_memory") == "pageable").select(key)
-    calls = calls.with_columns(
-        pl.int_range(pl.len()).alias("row"), pl.Series("waits", rows_named(calls["name"], blocks_host))
-    )
-    waits_next = pl.col("waits").shift(-1).over("process", "thread").fill_null(value=False)
-    staged = calls.filter((api_kinds(calls["name"]) == "copy") & ~waits_next).join(to_pageable, on=key, how="semi")
-    return calls.filter(pl.col("waits") | pl.col("row").is_in(staged["row"].implode())).drop("row", "waits")
+    waits = rows_named(calls["name"], blocks_host)
+    copying = calls.select(key).with_row_index().filter(api_kinds(calls["name"]) == "copy")
+    staged = copying.join(to_pageable, on=key, how="semi")["index"].to_numpy().astype(np.int64)
+    after = next_of_thread(calls, staged)
+    waits[staged[(after < 0) | ~waits[after]]] = True
+    return calls.filter(pl.Series(waits))
+
+
+def next_of_thread(calls: pl.DataFrame, rows: Int64s, offset: Literal[-1, 1] = 1) -> Int64s:
+    """The row of the call of the same thread right after (before, with offset −1) each of these; −1 for none.
+
+    Args:
+        calls: by process, thread and start.
+    """
+    beside = np.clip(rows + offset, 0, max(calls.height - 1, 0))
+    threads = calls.select("process", "thread")
+    is_same = (threads[rows] == threads[beside]).select(pl.all_horizontal(pl.all())).to_series().to_numpy()
+    return np.where(is_same & (beside != rows), beside, -1)
 
 
 @lru_cache(maxsize=4096)

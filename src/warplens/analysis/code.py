@@ -89,8 +89,7 @@ def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> tuple[pl.DataFra
     # A thread without ranges or stacks of its own, such as autograd's, works for the thread that waits for it.
     innermost = timeline.forest.attribute(*position)[0]
     if not timeline.trace.python_functions.height:
-        no_frame = np.full(len(innermost), NO_RANGE)
-        return _distinct_places(timeline, innermost, no_frame, no_frame)
+        return _distinct_places(timeline, innermost, NO_RANGE, NO_RANGE)
     return _distinct_places(timeline, innermost, timeline.python.running(*position), timeline.python.waiting(*position))
 
 
@@ -101,13 +100,18 @@ def places_of_work(timeline: Timeline, rows: Int64s) -> tuple[pl.DataFrame, Int6
         rows: rows of `Timeline.work`.
     """
     work_places = timeline.places
+    if not timeline.trace.python_functions.height:
+        return _distinct_places(timeline, work_places.range[rows], NO_RANGE, NO_RANGE)
     return _distinct_places(timeline, work_places.range[rows], work_places.module[rows], work_places.function[rows])
 
 
 def _distinct_places(
-    timeline: Timeline, range_rows: Int64s, module_rows: Int64s, function_rows: Int64s
+    timeline: Timeline, range_rows: Int64s, module_rows: Int64s | int, function_rows: Int64s | int
 ) -> tuple[pl.DataFrame, Int64s]:
-    """The distinct combinations of these rows as names, and each input row's position among them."""
+    """The distinct combinations of these rows as names, and each input row's position among them.
+
+    One row that stands for all takes no memory.
+    """
     rows = pl.DataFrame({"held": range_rows, "module": module_rows, "function": function_rows})
     distinct, place = numbered(rows, rows.columns)
     return _place_names(timeline, *(column.to_numpy() for column in distinct)), place
@@ -165,10 +169,9 @@ def _names_at(
     texts = shown(names).cast(pl.Categorical())
     if not len(rows) or not (name_row != NO_RANGE).any():
         return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
-    codes = np.r_[names.to_physical().to_numpy().astype(np.int64)[name_row], 0]
-    codes[:-1][name_row == NO_RANGE] = texts.len()
-    codes[-1] = texts.len()  # for a row that is `NO_RANGE`
-    return pl.concat([texts, pl.Series([None], dtype=pl.Categorical())]).gather(codes[rows])
+    named = look_up(name_row, rows)
+    codes = np.where(named == NO_RANGE, texts.len(), names.to_physical().to_numpy()[named])
+    return pl.concat([texts, pl.Series([None], dtype=pl.Categorical())]).gather(codes)
 
 
 def is_own_line(name: str) -> bool:

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import api_kinds
+from warplens.analysis.api import launches_graph
 from warplens.analysis.frames import duration_ns, numbered, once, ratio, select_rows, spread
 from warplens.analysis.intervals import Intervals, clip, total, union, without
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column, Int64s, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories, rows_named
 from warplens.profile.trace import WORK_KINDS
 
 STREAMS: Final = table(
@@ -299,7 +299,7 @@ def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
     """
     trace = timeline.trace
     tables: dict[str, pl.DataFrame] = {kind: getattr(trace, WORK_KINDS[kind]) for kind in ("kernel", "copy", "memset")}
-    is_graph_launch = api_kinds(trace.api_calls["name"]) == "graph-launch"
+    is_graph_launch = pl.Series(rows_named(trace.api_calls["name"], launches_graph))
     if not is_graph_launch.any() and all(table["graph_node"].null_count() == table.height for table in tables.values()):
         null_id = pl.lit(None, dtype=pl.Int64)
         return work.clear().with_columns(null_id.alias("correlation"), null_id.alias("node"))

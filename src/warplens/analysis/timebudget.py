@@ -29,7 +29,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kinds
+from warplens.analysis.api import launches_graph
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import Spent, all_equal, numbered, select_rows, sum_by
 from warplens.analysis.hostpace import HostCalls
@@ -51,7 +51,7 @@ from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import PART_GROUPS, table
-from warplens.profile.schema import Bools, Int64s, name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories, rows_named
 
 #: Cause → what it means, in the order of presentation.
 IDLE_CAUSES = {
@@ -263,8 +263,7 @@ def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, i
 
 
 def _is_graph_launch(calls: pl.DataFrame, rows: Int64s) -> Bools:
-    found: Bools = (api_kinds(calls["name"].gather(rows)) == "graph-launch").to_numpy()
-    return found
+    return rows_named(calls["name"], launches_graph)[rows]
 
 
 class _IdleParts:

@@ -137,6 +137,8 @@ def nearest(parent: Int64s, selected: Bools, start: Int64s) -> Int64s:
     if len(start) > len(parent):
         nearest_of_all: Int64s = np.r_[nearest(parent, selected, np.arange(len(parent))), NO_RANGE]
         return nearest_of_all[start]
+    if not selected.any():
+        return np.full(len(start), NO_RANGE)
     result = start.copy()
     pending = np.flatnonzero(result != NO_RANGE)
     while len(pending):

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host, waiting_calls
+from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host, next_of_thread, waiting_calls
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
 from warplens.analysis.hostpace import STALL_MAX_NS
 from warplens.analysis.intervals import Intervals, clip, intersection, measure_before, total, union
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
+from warplens.analysis.launches import LaunchSummary, calls_of_launching_threads, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import optional, table
@@ -70,9 +70,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
     copies = timeline.copies_in(window)
-    own = calls.join(threads, on=["process", "thread"], how="semi")
-    own = own.sort("process", "thread", "start_ns", maintain_order=True)
-    waits = waiting_calls(own, timeline.trace.copies)
+    waits, bare = waits_of_host(timeline, window)
     small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
     reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
     waiting = _waiting(timeline, threads, work["device"].unique().sort().to_list())
@@ -80,7 +78,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     return HostLoad(
         launches=launch_summary(timeline, window),
         waits=waits.height,
-        bare_waits=_bare(own),
+        bare_waits=bare,
         waited_ns=max((total(intervals) for intervals in clipped), default=0),
         waiting=waiting,
         blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
@@ -91,12 +89,14 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     )
 
 
-def _bare(calls: pl.DataFrame) -> int:
-    """How many synchronizing calls, of these by process, thread and start, follow no copy of their thread."""
+@once
+def waits_of_host(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]:
+    """The `waiting_calls` of the launching threads, and how many synchronizations follow no copy of their thread."""
+    calls = calls_of_launching_threads(timeline, window)
     kind = api_kinds(calls["name"])
-    after_copy = calls.select("process", "thread", copies=kind == "copy")
-    before = pl.col("copies").shift(1).over("process", "thread").fill_null(value=False)
-    return int(((kind == "sync") & ~after_copy.select(before).to_series()).sum())
+    before = next_of_thread(calls, np.flatnonzero((kind == "sync").to_numpy()), -1)
+    after_copy = (before >= 0) & (kind == "copy").to_numpy()[before]
+    return waiting_calls(calls, timeline.trace.copies), int((~after_copy).sum())
 
 
 def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:

@@ -18,7 +18,7 @@ import polars as pl
 
 from warplens.analysis.api import IS_PAGEABLE
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
-from warplens.analysis.frames import Spent, all_equal, once, sum_by
+from warplens.analysis.frames import Spent, all_equal, numbered, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import PHASE, phase_of_work
@@ -138,12 +138,12 @@ class Facts:
     #: results of functions marked `once` or `remembered`
     cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def lengths(self) -> Int64s:
         """Duration of each piece of work."""
         return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
 
-    @property
+    @cached_property
     def pause_lengths(self) -> Int64s:
         """Duration of each pause."""
         return (self.gaps["end_ns"] - self.gaps["start_ns"]).to_numpy()
@@ -225,6 +225,8 @@ class Facts:
     @cached_property
     def processes(self) -> int:
         """Processes whose work runs in the window."""
+        if self.whole is not None:
+            return self.whole.processes
         return max(1, self.timeline.work_in(self.window)["process"].n_unique())
 
     @property
@@ -290,7 +292,7 @@ class Facts:
     @cached_property
     def alike(self) -> bool:
         """Whether one GPU worked, or one for each process: then the process with the most work stands for all."""
-        pairs = self.work.select("process", "device").unique()
+        pairs, _ = numbered(self.work, ("process", "device"))
         return pairs["device"].n_unique() == 1 or pairs.height == pairs["process"].n_unique()
 
     @cached_property
@@ -458,7 +460,7 @@ class Facts:
     def forget(self) -> None:
         """Frees cached answers; they are computed again if needed."""
         self.cache.clear()
-        for name in ("pace", "replayed_rows", "copies"):
+        for name in ("pace", "replayed_rows", "copies", "lengths"):
             vars(self).pop(name, None)
 
     def wall_of_phase(self, phase: str) -> int:

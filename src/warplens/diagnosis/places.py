@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kinds, waiting_calls
+from warplens.analysis.api import api_kinds
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.frames import Spent, sum_by
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.launches import launching_threads
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.evidence import time_inside
+from warplens.diagnosis.evidence import time_inside, waits_of_host
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
@@ -91,18 +91,15 @@ def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:
 def _calls(facts: Facts, by: Located) -> pl.DataFrame:
     """The calls of this kind on the window's launching threads, by their start."""
     timeline, window = facts.timeline, facts.window
-    threads = launching_threads(timeline, window)
+    if by == "waits":
+        return waits_of_host(timeline, window)[0].sort("start_ns")
     if by == "copies" and window.kind != "all":
         # A step begins on the GPU, so that its first copies were issued before.
         launched = timeline.work_in(window)["launch_start_ns"].drop_nulls().to_numpy()
         window = replace(window, start_ns=int(launched.min(initial=window.start_ns)))
     calls = timeline.api_calls_in(window)
-    if by != "waits":
-        calls = calls.filter(api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation"))
-    calls = calls.join(threads, on=["process", "thread"], how="semi")
-    if by == "waits":
-        in_order = calls.sort("process", "thread", "start_ns", maintain_order=True)
-        calls = waiting_calls(in_order, timeline.trace.copies)
+    calls = calls.filter(api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation"))
+    calls = calls.join(launching_threads(timeline, facts.window), on=["process", "thread"], how="semi")
     calls = calls.sort("start_ns")
     if by == "copies":
         over_link = timeline.trace.copies.filter(pl.col("direction").is_in(HOST_COPIES))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +151,7 @@ class Program:
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         self.step: Int32s = self._steps()
         self._cached: dict[tuple[str, ...], Bools] = {}  # answers of `marked`, `labelled` and `having`
+        self._columns: dict[str, tuple[list[str], npt.NDArray[np.integer[Any]]]] = {}  # answers of `_codes`
         self._matches: dict[str, Bools] = {}  # mark → which names of kernels match it
 
     def in_order(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
@@ -222,6 +223,7 @@ class Program:
         """Frees cached answers, except those that the programs of phases need."""
         _ = self._names_and_codes, self._launch_kind  # computed now, before phases take over their columns
         self._cached.clear()
+        self._columns.clear()
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
@@ -255,17 +257,20 @@ class Program:
 
     def _with_value(self, column: str, values: tuple[str, ...]) -> Bools:
         """`having`, without the cache. A few comparisons of small codes are faster than looking each code up."""
-        series = self.facts.work[column]
-        categories = name_categories(series).to_list()
-        codes = series.to_physical()
-        if codes.null_count():
-            codes = codes.fill_null(len(categories))
-        numbers = codes.to_numpy()
+        categories, numbers = self._codes(column)
         wanted = [categories.index(value) for value in values if value in categories]
         found: Bools = numbers == wanted[0] if wanted else np.zeros(len(numbers), dtype=np.bool_)
         for code in wanted[1:]:
             found |= numbers == code
         return found
+
+    def _codes(self, column: str) -> tuple[list[str], npt.NDArray[np.integer[Any]]]:
+        """The values of an enumeration column of `Facts.work`, and the position of each piece's; null: their number."""
+        if column not in self._columns:
+            series = self.facts.work[column]
+            categories, codes = name_categories(series).to_list(), series.to_physical()
+            self._columns[column] = categories, codes.fill_null(len(categories)).to_numpy()
+        return self._columns[column]
 
     @cached_property
     def _none(self) -> Bools:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from warplens.analysis.frames import numbered, once
+from warplens.analysis.frames import all_equal, numbered, once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
@@ -508,10 +508,15 @@ def longest(values: Bools) -> int:
 
 def in_launch_order(facts: Facts) -> Iterator[Int64s]:
     """The rows of `Facts.work` of each step and GPU, in the order of their launches."""
-    launched, device = (facts.work[column].fill_null(-1).to_numpy() for column in ("launch_start_ns", "device"))
+    launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
+    gpus = facts.work["device"].to_numpy()
+    is_one_gpu = all_equal(facts.work["device"])
     for rows in facts.program.by_step():
-        in_order = rows[np.lexsort((launched[rows], device[rows]))]
-        yield from np.split(in_order, np.flatnonzero(np.diff(device[in_order])) + 1)
+        in_order = rows[np.argsort(launched[rows], kind="stable")]
+        if is_one_gpu:
+            yield in_order
+        else:
+            yield from (in_order[gpus[in_order] == gpu] for gpu in np.unique(gpus[rows]))
 
 
 #: Micro-batches launch equal kernels, but for this share. Passes over other networks launch other kernels.
@@ -530,8 +535,9 @@ def micro_batches(facts: Facts, work: Int64s) -> tuple[Int64s, Int64s]:
         work: rows of `Facts.work` of the step, in the order of their launches.
     """
     program, backward = facts.program, backward_work(facts)
-    adds, codes = program.marked("adding"), program.name_codes
-    edges = np.flatnonzero(np.diff(backward[work].astype(np.int8), prepend=0, append=0))
+    is_backward = np.zeros(len(work) + 2, dtype=np.bool_)
+    is_backward[1:-1] = backward[work]
+    edges = np.flatnonzero(is_backward[1:] != is_backward[:-1])
     begins, ends = edges[::2], edges[1::2]
     long = ends - begins >= (ends - begins).max(initial=0) / 2  # shorter ones are parts of a pass
     begins, ends = begins[long], ends[long]
@@ -539,6 +545,7 @@ def micro_batches(facts: Facts, work: Int64s) -> tuple[Int64s, Int64s]:
     if len(begins) < 2 or program.optimizing[work[begins[0] : begins[-1]]].any():
         return none
     # The first micro-batch hands its gradients over, the others add theirs.
+    adds, codes = program.marked("adding"), program.name_codes
     parts = [work[begin:end] for begin, end in zip(begins, ends, strict=True)]
     kernels = np.stack([np.bincount(codes[part[~adds[part]]], minlength=codes.max() + 1) for part in parts])
     common, all_of = (choose(kernels, kernels[-1]).sum(axis=1) for choose in (np.minimum, np.maximum))

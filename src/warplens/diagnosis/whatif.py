@@ -18,6 +18,7 @@ import polars as pl
 
 from warplens.analysis.frames import sum_by
 from warplens.analysis.prediction import CHANGES, Change
+from warplens.analysis.replay import RecordedSchedule, Replayed
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
@@ -94,9 +95,8 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding], asked: S
             raise UsageError("the schedule of this profile cannot be replayed: no remedies are predicted together")
         return None
     base = _Base(facts, claims)
-    replayed = {found.id: base.replayed_ns((found.id,)) for found in known if found in worth or found in chosen}
     changes = [base.changed((found,), _interval(found)) for found in worth]
-    pictures = base.pictures(changes)
+    replayed, pictures = base.each([found.id for found in known if found in worth or found in chosen], changes)
     groups = [*combinations(worth, 2), *([tuple(worth)] if len(worth) > 2 else [])]
     # Of the other groups, none shows in a replay.
     groups = [group for group in groups if min(replayed[found.id] for found in group) < base.step_ns]
@@ -135,7 +135,7 @@ def _of_group(
     alone = [(found.expected or 1.0, replayed_ns[found.id]) for found in group]
     ids = [found.id for found in group]
     of_parts = [change.expected for change in known if set(change.findings) < set(ids)]
-    expected = max(base.together(base.replayed_ns(ids), alone), *of_parts)
+    expected = max(base.together(base.replayed_ns(base.replayed(ids)), alone), *of_parts)
     intervals = [_interval(found) for found in group]
     below, above = (
         math.exp(math.hypot(*(math.log(one / other) for one, other in ends)))
@@ -161,7 +161,8 @@ class _Base:
         self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
         self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
-        self._rows: dict[str, Int64s] = {}
+        self._own_ns = int(own.sum())
+        self._gone: dict[tuple[str, ...], tuple[Int64s, Int64s]] = {}  # answers of `_claimed`
         self._labels, self._label = name_categories(facts.work["label"]), facts.work["label"].to_physical().to_numpy()
         self._whole = self._sums(slice(None), own)
         self.busy_ns = self._by_label(self._whole)
@@ -179,12 +180,23 @@ class _Base:
         rows = pl.DataFrame({"label": self._labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
 
-    def _claimed(self, id_: str) -> Int64s:
-        """The pieces of work that a cause claims."""
-        if id_ not in self._rows:
-            claims = self._claims.of(id_)
-            self._rows[id_] = np.flatnonzero((claims.work == claims.causes.index(id_)) & (claims.work_ns > 0))
-        return self._rows[id_]
+    def _claimed(self, ids: Sequence[str]) -> list[tuple[Int64s, Int64s]]:
+        """Disjoint pieces of work that these causes claim, and the time of each that goes away without them."""
+        if len(ids) > 1 and not any(id_ in self._claims.alone for id_ in ids):
+            return [part for id_ in ids for part in self._claimed([id_])]  # a piece counts for one cause
+        if (key := tuple(ids)) not in self._gone:
+            of_causes = [self._claims.of(id_) for id_ in ids]
+            pieces = [
+                np.flatnonzero(claims.work == claims.causes.index(id_))
+                for id_, claims in zip(ids, of_causes, strict=True)
+            ]
+            rows = pieces[0] if len(ids) == 1 else np.unique(np.concatenate(pieces))
+            own, left = np.maximum(self._own[rows], 1), np.ones(len(rows))
+            for id_, claims, claimed in zip(ids, of_causes, pieces, strict=True):
+                at = np.searchsorted(rows, claimed)
+                left[at] = self._left(left[at], claims.work_ns[claimed] / own[at], id_)
+            self._gone[key] = rows, np.round(self._own[rows] * (1 - left)).astype(np.int64)
+        return [self._gone[key]]
 
     def _without(self, ids: Sequence[str]) -> tuple[list[Change], Less | None]:
         """Changes of the schedule by the remedies of these causes."""
@@ -211,25 +223,28 @@ class _Base:
         """
         return np.maximum(left - claimed, 0.0) if id_ in self._claims.parts else left * (1 - claimed)
 
-    def replayed_ns(self, ids: Sequence[str]) -> float:
-        """Replayed step time without these causes; that of the unchanged step if they alter nothing."""
+    def replayed(self, ids: Sequence[str]) -> tuple[RecordedSchedule, Replayed] | None:
+        """The schedule without these causes, and its replay; None if they alter nothing."""
         changes, less = self._without(ids)
-        after = self._pace.duration_ns(HostSpeed.USUAL, *changes, less=less)
+        return self._pace.replayed(HostSpeed.USUAL, *changes, less=less) if changes or less is not None else None
+
+    def replayed_ns(self, replayed: tuple[RecordedSchedule, Replayed] | None) -> float:
+        """Step time of such a replay; that of the unchanged step without one."""
         before = max(self._pace.duration_ns(HostSpeed.USUAL), 1)
+        after = before if replayed is None else replayed[0].duration_ns(replayed[1])
         return self.step_ns * min(after / before, 1.0)
 
-    def pictures(self, changes: Sequence[WhatIf]) -> StepPictures | None:
-        """One step as recorded, and as replayed without each of the causes."""
-        before = self._pace.replayed(HostSpeed.USUAL)
-        if before is None:
-            return None
-        steps = StepReplays(self._facts, *before)
-        for change in changes:
-            kinds, less = self._without(change.findings)
-            steps.add(
-                change.findings[0], *(self._pace.replayed(HostSpeed.USUAL, *kinds, less=less) or before), change.step_ns
-            )
-        return steps.pictures(self.step_ns)
+    def each(self, ids: Sequence[str], changes: Sequence[WhatIf]) -> tuple[dict[str, float], StepPictures | None]:
+        """Replayed step time without each of these causes; and one step as recorded, and with each of the changes."""
+        before, times = self._pace.replayed(HostSpeed.USUAL), {}
+        steps = StepReplays(self._facts, *before) if before is not None else None
+        step_ns = {change.findings[0]: change.step_ns for change in changes}
+        for id_ in ids:
+            replayed = self.replayed([id_])
+            times[id_] = self.replayed_ns(replayed)
+            if steps is not None and before is not None and id_ in step_ns:
+                steps.add(id_, *(replayed or before), step_ns[id_])
+        return times, None if steps is None else steps.pictures(self.step_ns)
 
     def together(self, replayed_ns: float, each: Sequence[tuple[float, float]]) -> float:
         """The gain of remedies together: that of their replay, less the time that each is expected to leave by itself.
@@ -247,27 +262,22 @@ class _Base:
         """The step with this gain (expected, low, high), and the parts of its time."""
         expected, low, high = gain
         after = self.step_ns / expected
-        stays = np.ones(len(self._own))
-        for found in findings:
-            rows = self._claimed(found.id)
-            share = self._claims.of(found.id).work_ns[rows] / np.maximum(self._own[rows], 1)
-            stays[rows] = self._left(stays[rows], share, found.id)
-        rows = np.flatnonzero(stays < 1)
-        own = self._own[rows]
-        gone = np.round(own * (1 - stays[rows])).astype(np.int64)
+        parts = self._claimed([found.id for found in findings])
         # Claimed GPU work goes away as far as the step gets shorter, and further if the rest would not fit into the
         # step: a finding may expect a little more than it claims. Savings beyond the claims were idle time.
-        saved, claimed = (self.step_ns - after) * self._steps, max(int(gone.sum()), 1)
-        too_long = int(self._own.sum()) - after * self._steps
+        claimed = max(sum(int(gone.sum()) for _, gone in parts), 1)
+        saved, too_long = (self.step_ns - after) * self._steps, self._own_ns - after * self._steps
         realised = max(min(1.0, saved / claimed), too_long / claimed)
-        less = np.minimum(np.round(gone * realised).astype(np.int64), own)
-        fits = min(1.0, after * self._steps / max(int(self._own.sum()) - int(less.sum()), 1))
+        less = [np.minimum(np.round(gone * realised).astype(np.int64), self._own[rows]) for rows, gone in parts]
+        fits = min(1.0, after * self._steps / max(self._own_ns - sum(int(each.sum()) for each in less), 1))
         if fits < 1.0:
             left = self._own.copy()
-            left[rows] -= less
+            for (rows, _), each in zip(parts, less, strict=True):
+                left[rows] -= each
             busy = self._by_label(self._sums(slice(None), np.round(left * fits).astype(np.int64)))
         else:
-            busy = self._by_label(self._whole - self._sums(rows, less))
+            sums = (self._sums(rows, each) for (rows, _), each in zip(parts, less, strict=True))
+            busy = self._by_label(self._whole - sum(sums))
         return WhatIf(
             tuple(found.id for found in findings),
             expected,

@@ -322,6 +322,8 @@ def rows_named(names: pl.Series, holds: Callable[[str], bool] | re.Pattern[str])
         holds_for_name = np.array([holds(name) for name in texts], dtype=np.bool_)
     else:
         holds_for_name = texts_with(texts, holds)
+    if not holds_for_name.any():
+        return np.zeros(names.len(), dtype=np.bool_)
     mask: Bools = holds_for_name[names.to_physical().to_numpy()]
     return mask
 

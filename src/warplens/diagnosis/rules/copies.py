@@ -67,7 +67,11 @@ def _sets(facts: Facts, direction: str, *, copies: int, large: int, sizes: int) 
     """Copies in this direction in rows of at least so many, of which so many are large, of so many sizes."""
     program = facts.program
     inside, in_set = program.having("label", direction), np.zeros(facts.work.height, dtype=np.bool_)
-    is_large = inside & (facts.work["bytes"] > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
+    at = np.flatnonzero(inside)
+    if len(at) < copies:
+        return in_set
+    is_large = np.zeros(facts.work.height, dtype=np.bool_)
+    is_large[at] = (facts.work["bytes"].gather(at) > SMALL_COPY_BYTES).fill_null(value=False).to_numpy()
     for rows in program.runs(inside, (inside, copies), (is_large, large)):
         in_set[rows] = facts.work["bytes"].gather(rows[is_large[rows]]).n_unique() >= sizes
     return in_set
@@ -240,15 +244,16 @@ class BlockingCopy(Rule):
     def _pieces(self, facts: Facts) -> Float64s:
         """Share of each small copy to the GPU that goes away if a long row of such copies becomes one copy."""
         work, program = facts.work, facts.program
-        sent = program.having("label", HOST_COPIES[0])
-        if sent.sum() < self.in_a_row:
+        at = np.flatnonzero(program.having("label", HOST_COPIES[0]))
+        copies = work.select("bytes", "pageable")[at]
+        small = copies.select((pl.col("bytes") <= self.piece_bytes) & pl.col("pageable")).to_series()
+        at = at[small.fill_null(value=False).to_numpy()]
+        if len(at) < self.in_a_row:
             return np.broadcast_to(0.0, work.height)  # takes no memory
-        small = (work["bytes"] <= self.piece_bytes).fill_null(value=False).to_numpy()
-        sent = sent & small & work["pageable"].fill_null(value=False).to_numpy()
-        share = np.zeros(work.height)
-        if sent.sum() >= self.in_a_row:
-            for rows in program.runs(sent, (sent, int(self.in_a_row))):
-                share[rows] = 1 - 1 / len(rows)
+        sent, share = np.zeros(work.height, dtype=np.bool_), np.zeros(work.height)
+        sent[at] = True
+        for rows in program.runs(sent, (sent, int(self.in_a_row))):
+            share[rows] = 1 - 1 / len(rows)
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:

@@ -347,12 +347,14 @@ class MemoryFormat(StructureRule):
         """
         program = facts.program
         found = np.zeros(facts.work.height, dtype=np.bool_)
-        places = np.flatnonzero(program.in_order(program.is_kernel & ~program.marked("layout-conversion")))
-        rows, stretch = program.order[places], np.cumsum(program.breaks)[places]
-        copies = (program.labelled("copy-cast") & program.marked("strided"))[rows]
         # A gradient is multiplied with an input of the same size: two tensors, each copied once.
         forward = program.labelled("convolution") & ~program.marked("backward")
-        reading = (forward & program.marked("channels-last"))[rows]
+        reading = forward & program.marked("channels-last")
+        if not reading.any():
+            return found
+        places = np.flatnonzero(program.in_order(program.is_kernel & ~program.marked("layout-conversion")))
+        rows, stretch = program.order[places], np.cumsum(program.breaks)[places]
+        copies, reading = (program.labelled("copy-cast") & program.marked("strided"))[rows], reading[rows]
         first = np.flatnonzero(copies[:-2] & copies[1:-1] & reading[2:] & (stretch[2:] == stretch[:-2]))
         first = first[program.launched_as(rows[first]) == program.launched_as(rows[first + 1])]
         if len(first) and facts.timeline.has_operators:

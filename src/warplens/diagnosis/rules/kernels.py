@@ -641,7 +641,7 @@ class _SmallGrids:
     def evidence(self, facts: Facts) -> dict[str, int | float | None]:
         """Their numbers."""
         known = pl.Series(self.small) & pl.col("fill_share").is_not_null()
-        grids = facts.work.filter(known).select("own_ns", "fill_share")
+        grids = facts.work.select("own_ns", "fill_share").filter(known)
         reached = float((grids["own_ns"] * grids["fill_share"]).sum()) / max(int(grids["own_ns"].sum()), 1)
         return {
             "empty_ns": self.empty_ns,

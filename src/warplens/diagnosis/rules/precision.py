@@ -329,6 +329,7 @@ class Precision(Rule):
             return min(1 / (self.close_reached_share * factor) + casts * self.casts_share, 1.0)
         return 1 / max((self.reached_share if casts else self.mixed_reached_share) * factor, 1.0)
 
+    @remembered
     def claim(self, facts: Facts) -> Float64s | None:
         """Share of products on vector units, and of passes, that the fastest narrower format could save."""
         off, default, part = off_tensor_cores(facts), self._by_default(facts), self._left_out(facts)

@@ -264,11 +264,14 @@ def waited_share(facts: Facts, run: Run, members: pl.DataFrame, waited_ns: pl.Ex
         {rank: run.summary(rank).device for rank in run.ranks}, return_dtype=pl.Int32
     )
     waited = members.group_by("start_ns", device.alias("device")).agg(waited_ns.sum().alias("waited_ns"))
-    joined = facts.work.select("start_ns", "device").join(
+    rows = np.flatnonzero(facts.program.having("label", "communication"))
+    joined = facts.work.select("start_ns", "device")[rows].join(
         waited, on=["start_ns", "device"], how="left", maintain_order="left"
     )
-    share = joined["waited_ns"].fill_null(0).to_numpy() / np.maximum(facts.program.own_ns, 1)
-    return np.where(facts.program.having("label", "communication"), np.minimum(share, 1.0), 0.0)
+    waited_of_rows = joined["waited_ns"].fill_null(0).to_numpy()
+    share = np.zeros(facts.work.height)
+    share[rows] = np.minimum(waited_of_rows / np.maximum(facts.program.own_ns[rows], 1), 1.0)
+    return share
 
 
 # --- One rank that is late -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import numbered
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant
@@ -97,12 +98,11 @@ class SlowingGpu(StructureRule):
         length = facts.lengths[rows]
         step = program.step[rows]
         third = np.clip((step - 1) * 3 // max(1, len(facts.window.steps)), 0, 2)
-        shapes = program.shapes().gather(rows).cast(pl.Categorical).to_physical()
-        columns = {"launched_as": program.launched_as(rows), "shapes": shapes}
-        frame = pl.DataFrame({**columns, "length": length, "step": step, "third": third})
         # A product on more rows may keep its name and grid.
-        kind = pl.struct("launched_as", "shapes").rank("dense").alias("kind")
-        return frame.select(kind, "length", "step", "third", pl.col("shapes").is_not_null().alias("shaped"))
+        columns = {"launched_as": program.launched_as(rows), "shapes": program.shapes().gather(rows)}
+        _, kind = numbered(pl.DataFrame(columns), list(columns))
+        shaped = columns["shapes"].is_not_null()
+        return pl.DataFrame({"kind": kind, "length": length, "step": step, "third": third, "shaped": shaped})
 
     @remembered
     def _kinds(self, facts: Facts) -> pl.DataFrame:
