@@ -51,6 +51,11 @@ class Copy:
                 changed[path.name] = len(new)
         return changed
 
+    def files(self) -> dict[Path, bytes]:
+        """The content of every file but bytecode."""
+        paths = (path for path in self.root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {path: path.read_bytes() for path in paths}
+
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         paths = {"PYTHONPATH": str(self.root / "src"), "COLUMNS": "200"}
         return subprocess.run(
@@ -125,13 +130,21 @@ def test_a_format_is_two_files(copy):
         pytest.param("new-table", "kernels-by-day", "one word", id="a command of two words"),
         pytest.param("new-finding", "Long", "lower-case words", id="a name with a capital"),
         pytest.param("new-format", "timings", "is there already", id="a name that is taken"),
+        pytest.param("new-format", "kineto", "is there already", id="the name of a package"),
+        pytest.param("new-format", "reader", "uses this name", id="a class of the example"),
+        pytest.param("new-table", "copies", "such a command", id="a command"),
+        pytest.param("new-table", "waits", "such a table", id="a table without a command"),
+        pytest.param("new-table", "python", "is there already", id="a page without a command"),
+        pytest.param("new-table", "import", "uses this name", id="a keyword"),
+        pytest.param("new-finding", "saturated", "such a finding", id="a finding in a module of another name"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_before_anything_is_written(copy, target, name, said):
+    before = copy.files()
     made = copy.make(target, name)
     assert made.returncode != 0
     assert said in made.stderr
-    assert not copy.added()
+    assert copy.files() == before
 
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))

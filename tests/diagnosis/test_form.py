@@ -220,10 +220,6 @@ def test_a_variant_is_recognised_where_its_title_has_numbers() -> None:
     assert replace(finding, variant=USUAL) == finding
 
 
-def test_ids_are_used_once() -> None:
-    assert len(FINDING_IDS) == len(RULES)
-
-
 RECIPE = '''
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule
@@ -276,3 +272,10 @@ def test_a_rule_in_one_new_file_shows_up_everywhere(tmp_path: Path, monkeypatch:
     documented = page(PAGE.read_text("utf-8"))
     assert "| `long-kernels` | Do kernels take long? | Make them shorter. |" in documented
     assert "| `longest_ns` | 1e+05 | `long-kernels` | Tests launch shorter ones. |" in documented
+
+
+def test_two_rules_with_one_id_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "second.py").write_text(RECIPE.replace('"long-kernels"', '"saturated"'), "utf-8")
+    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match="id saturated"):
+        rules._declared()
