@@ -39,6 +39,7 @@ def main() -> int:
     if reason := _taken(asked.what, asked.name):
         parser.error(f"{asked.name!r}: {reason}; choose another name")
     changed = _KINDS[asked.what](asked.name)
+    _styled([path for path in changed if path.suffix == ".py"])
     sys.stdout.write("".join(f"{path.relative_to(ROOT)}\n" for path in changed))
     sys.stdout.write("Next: change it to what you need, add a test and a line to CHANGELOG.md, then make test lint\n")
     return 0
@@ -72,7 +73,6 @@ def add_format(name: str) -> list[Path]:
         readers, r"(?m)^from warplens\.readers\.shipped", f"from warplens.readers.{module.stem} import {_class(name)}\n"
     )
     _inserted(readers, r"(?<=KinetoTrace\(\))\),\n    \"not a profile\"", f", {_class(name)}()")
-    _run("-m", "ruff", "check", "--quiet", "--fix", str(readers))  # sorts the imports
     return [module, readers]
 
 
@@ -157,6 +157,12 @@ def _made_anew(script: str, page: str) -> Path:
     """A page that a script makes from the code."""
     _run(f"docs/{script}.py")
     return ROOT / "docs" / page
+
+
+def _styled(modules: list[Path]) -> None:
+    """Modules in the project's style, which depends on the name: order of imports, breaks of lines."""
+    for words in (("check", "--fix", "--exit-zero"), ("format",)):
+        _run("-m", "ruff", *words, "--quiet", *map(str, modules))
 
 
 def _run(*words: str) -> None:
