@@ -1,7 +1,8 @@
 """Runs the documentation's console examples as they are written and compares what they print with the pages.
 
-    python docs/console_examples.py            says which examples are no longer true
-    python docs/console_examples.py --update   writes the real output into the pages
+    python docs/console_examples.py                   says which examples are no longer true
+    python docs/console_examples.py --update          writes the real output into the pages
+    python docs/console_examples.py --update PAGE…    only into these
 
 An example is a block of kind `console`: a line `$ warplens …`, then its output, then perhaps more of both. A line `…`
 stands for any number of lines; an update keeps as many lines before and after it as the page had. Other programs than
@@ -127,13 +128,14 @@ def _update(page: Path) -> None:
 
 
 def main() -> int:
-    """Check or update all pages; 1 where an example is not true."""
+    """Check or update the named pages, or all; 1 where an example is not true."""
+    named = [Path(word).absolute() for word in sys.argv[1:] if word != "--update"] or pages()
     with empty_folder():
         if "--update" in sys.argv[1:]:
-            for page in pages():
+            for page in named:
                 _update(page)
             return 0
-        wrong = [example for page in pages() for example in examples(page) if not example.is_true()]
+        wrong = [example for page in named for example in examples(page) if not example.is_true()]
     for example in wrong:
         sys.stderr.write(f"{example.page.name}: {example.command}\n")
     return int(bool(wrong))

@@ -5,6 +5,7 @@ python docs/generate_columns.py
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -55,9 +56,16 @@ def page() -> str:
 
 
 def result_tables() -> list[Table]:
-    """The tables of results, each name once, by name."""
-    others = {table.name for table in (*TABLES.values(), *counter_tables())}
-    found = (table for table in _tables(*_ROOMS) if table.name not in others)
+    """The tables of results, by name.
+
+    Raises:
+        ValueError: two tables have the same name.
+    """
+    others = {id(table) for table in (*TABLES.values(), *counter_tables())}
+    found = [table for table in _tables(*_ROOMS) if id(table) not in others]
+    names = Counter(table.name.casefold() for table in found)
+    if repeated := sorted(name for name, count in names.items() if count > 1):
+        raise ValueError(f"several tables are called {', '.join(repeated)}")
     return sorted(found, key=lambda table: table.name.casefold())
 
 
@@ -70,14 +78,14 @@ def counter_tables() -> list[Table]:
 
 @cache
 def _tables(*packages: str) -> list[Table]:
-    """The tables that the modules below these packages declare, each name once."""
-    found: dict[str, Table] = {}
+    """The tables that the modules below these packages declare, each once."""
+    found: dict[int, Table] = {}
     for package in (import_module(f"warplens.{name}") for name in packages):
         names = [info.name for info in walk_packages(package.__path__, f"{package.__name__}.")]
         for module in filter(None, map(_module, (name for name in names if not name.endswith("__main__")))):
             for table in (value for name, value in vars(module).items() if not name.startswith("_")):
                 if isinstance(table, Table):
-                    found.setdefault(table.name, table)
+                    found[id(table)] = table
     return list(found.values())
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import warplens
-from tests.shipped import capture
 from tests.tiers import thinned
 
 ROOT = Path(__file__).parents[1]
@@ -37,9 +36,7 @@ class Copy:
 
     def warplens(self, *words: str) -> str:
         """What the copy's command prints."""
-        run = self._run(sys.executable, "-m", "warplens", *words)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
+        return self.python("-m", "warplens", *words)
 
     def added(self) -> dict[str, int]:
         """The source files that differ from the original, with the number of lines that are new."""
@@ -51,8 +48,29 @@ class Copy:
                 changed[path.name] = len(new)
         return changed
 
+    def files(self) -> dict[Path, bytes]:
+        """The content of every file but bytecode."""
+        paths = (path for path in self.root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {path: path.read_bytes() for path in paths}
+
+    def assert_linted(self) -> None:
+        """The sources pass the checks of style."""
+        for words in (("check",), ("format", "--check")):
+            run = self.run("-m", "ruff", *words, "src")
+            assert run.returncode == 0, run.stdout
+
+    def python(self, *words: str) -> str:
+        """What Python prints, as by `run`."""
+        run = self.run(*words)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python with the copy's package, and the tests of the original."""
+        return self._run(sys.executable, *words)
+
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        paths = {"PYTHONPATH": str(self.root / "src"), "COLUMNS": "200"}
+        paths = {"PYTHONPATH": os.pathsep.join((str(self.root / "src"), str(ROOT))), "COLUMNS": "200"}
         return subprocess.run(
             words, cwd=self.root, env={**os.environ, **paths}, capture_output=True, text=True, check=False
         )
@@ -79,44 +97,69 @@ def _statements(path: Path) -> int:
 
 
 def test_a_table_command_is_two_files_and_fifteen_lines(copy):
-    made = copy.make("new-table", "waits")
+    columns = copy.root / "docs/reference/columns.md"
+    assert "### Longest" not in columns.read_text("utf-8")
+    made = copy.make("new-table", "longest")
     assert made.returncode == 0, made.stderr
-    assert copy.added() == {"waits.py": pytest.approx(32, abs=6), "catalogue.py": 1}
-    assert _statements(copy.root / "src/warplens/report/questions/waits.py") + 1 <= 15
-    assert "waits" in copy.warplens("--help")
-    answer = json.loads(copy.warplens("waits", "demo:deit224_bs1_baseline", "--format", "json", "--limit", "3"))
-    assert answer["schema"] == "warplens.waits/1"
+    assert copy.added() == {"longest.py": pytest.approx(32, abs=6), "catalogue.py": 1}
+    assert _statements(copy.root / "src/warplens/report/questions/longest.py") + 1 <= 15
+    copy.assert_linted()
+    assert "longest" in copy.warplens("--help")
+    answer = json.loads(copy.warplens("longest", "demo:deit224_bs1_baseline", "--format", "json", "--limit", "3"))
+    assert answer["schema"] == "warplens.longest/1"
     lengths = [row["duration_ns"] for row in answer["data"]["rows"]]
     assert len(lengths) == 3
     assert lengths == sorted(lengths, reverse=True)
-    assert "### Waits" in (copy.root / "docs/reference/columns.md").read_text("utf-8")
-    assert "how-to/waits.md" in (copy.root / "mkdocs.yml").read_text("utf-8")
+    assert "### Longest" in columns.read_text("utf-8")
+    assert "how-to/longest.md" in (copy.root / "mkdocs.yml").read_text("utf-8")
+    page = copy.root / "docs/how-to/longest.md"
+    assert len(page.read_text("utf-8").splitlines()) > 8, "the command and its output"
+    copy.python("docs/console_examples.py", str(page))
+
+
+#: A program whose only kernel takes 200 ms, and what limits it.
+LONG_KERNEL = """
+from tests.diagnosis.programs import MS, verdict
+
+found = verdict(lambda machine: machine.launch(200 * MS, times=3))
+print(found.verdict, found.findings[0].remedies[0].expected, sep="; ")
+"""
 
 
 @pytest.mark.slow
 def test_a_finding_is_one_file(copy):
-    made = copy.make("new-finding", "huge-kernels")
+    made = copy.make("new-finding", "exceedingly-long-kernels")
     assert made.returncode == 0, made.stderr
-    assert [*copy.added()] == ["huge_kernels.py"]
-    found = json.loads(copy.warplens("diagnose", str(capture("copies_and_syncs")), "--format", "json"))
-    ids = [finding["id"] for finding in found["data"]["findings"]]
-    assert "huge-kernels" in ids
-    assert "`huge-kernels`" in (copy.root / "docs/reference/findings.md").read_text("utf-8")
+    assert [*copy.added()] == ["exceedingly_long_kernels.py"]
+    copy.assert_linted()
+    verdict, _, expected = copy.python("-c", LONG_KERNEL).partition("; ")
+    assert verdict == "exceedingly-long-kernels"
+    assert expected.strip().endswith(": without these kernels")
+    assert "`exceedingly-long-kernels`" in (copy.root / "docs/reference/findings.md").read_text("utf-8")
+
+
+def _write_kernels(path: Path, *kernels: tuple[str, int, int]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = [("kernel", "device", "stream", "start_ns", "end_ns"), *((name, 0, 7, *span) for name, *span in kernels)]
+        csv.writer(file).writerows(rows)
 
 
 @pytest.mark.slow
-def test_a_format_is_two_files(copy):
-    made = copy.make("new-format", "handwritten")
+@pytest.mark.parametrize("name", ["handwritten", "tsv", "a-csv"])
+def test_a_format_is_two_files(copy, name):
+    made = copy.make("new-format", name)
     assert made.returncode == 0, made.stderr
-    assert [*copy.added()] == ["__init__.py", "handwritten.py"]
+    assert sorted(copy.added()) == sorted(("__init__.py", f"{name.replace('-', '_')}.py"))
+    copy.assert_linted()
     profile = copy.root / "kernels.csv"
-    with profile.open("w", encoding="utf-8", newline="") as file:
-        rows = [("softmax", 0, 7, 100, 300), ("gemm", 0, 7, 400, 1_400), ("softmax", 0, 7, 1_500, 1_800)]
-        csv.writer(file).writerows([("kernel", "device", "stream", "start_ns", "end_ns"), *rows])
+    _write_kernels(profile, ("softmax", 100, 300), ("gemm", 400, 1_400), ("softmax", 1_500, 1_800))
     answer = json.loads(copy.warplens("kernels", str(profile), "--window", "all", "--format", "json"))
     times = {row["full_name"]: (row["calls"], row["total_ns"]) for row in answer["data"]["rows"]}
     assert times == {"gemm": (1, 1_000), "softmax": (2, 500)}
     assert copy.warplens("scrub", str(profile), str(copy.root / "shared.csv"))
+    _write_kernels(profile, ("gemm", 400, 300))
+    refused = copy.run("-m", "warplens", "kernels", str(profile))
+    assert (refused.returncode, "ends before it starts" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +168,21 @@ def test_a_format_is_two_files(copy):
         pytest.param("new-table", "kernels-by-day", "one word", id="a command of two words"),
         pytest.param("new-finding", "Long", "lower-case words", id="a name with a capital"),
         pytest.param("new-format", "timings", "is there already", id="a name that is taken"),
+        pytest.param("new-format", "kineto", "is there already", id="the name of a package"),
+        pytest.param("new-format", "reader", "uses this name", id="a class of the example"),
+        pytest.param("new-table", "copies", "such a command", id="a command"),
+        pytest.param("new-table", "waits", "such a table", id="a table without a command"),
+        pytest.param("new-table", "python", "is there already", id="a page without a command"),
+        pytest.param("new-table", "import", "uses this name", id="a keyword"),
+        pytest.param("new-finding", "saturated", "such a finding", id="a finding in a module of another name"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_before_anything_is_written(copy, target, name, said):
+    before = copy.files()
     made = copy.make(target, name)
     assert made.returncode != 0
     assert said in made.stderr
-    assert not copy.added()
+    assert copy.files() == before
 
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))

@@ -20,14 +20,14 @@ class LongKernels(Rule):
     id = "long-kernels"
     question = "Do some kernels take very long?"
     limiter = "kernels that take very long"
-    cause = "kernels of more than half a millisecond"
+    cause = "kernels of more than a tenth of a second"
     raised_when = "there is one"
     claimed = "the time of such kernels"
-    headline = "A few kernels limit this: {share} of the time goes to kernels of more than half a millisecond"
-    title = "Some kernels take more than half a millisecond each"
+    headline = "A few kernels limit this: {share} of the time goes to kernels of more than a tenth of a second"
+    title = "Some kernels take more than a tenth of a second each"
     evidence: ClassVar = {**GPU_BUSY_SHARE, "kernels_count": "such kernels in the window"}
     refutation = "Halve the work of one of them (its batch): if the step takes as long, it was not the limit."
-    longest_ns = Limit(500_000, "Say here what the number rests on: a measurement, a data sheet, a planted cause.")
+    longest_ns = Limit(100_000_000, "TODO: a measurement, a data sheet or a planted cause that the number rests on")
 
     def claim(self, facts: Facts) -> Float64s:
         """All of the time of each such kernel."""
@@ -42,5 +42,5 @@ class LongKernels(Rule):
             confidence="low",
             evidence={"gpu_busy_share": facts.busy_share, "kernels_count": int(self.claim(facts).sum())},
             where=(),
-            remedies=(Remedy("Split or replace them", "warplens kernels PROFILE names them", f"{GAIN} as fast"),),
+            remedies=(Remedy("Split them", "warplens kernels PROFILE names them", f"{GAIN}: without these kernels"),),
         )

@@ -29,9 +29,11 @@ class Plain(Reader[Trace]):
     kinds: frozenset[Kind] = frozenset()
 
     def sniff(self, head: bytes) -> bool:
+        """Whether the first line is that of this format."""
         return head.startswith(_HEAD)
 
     def read(self, file: Input, options: ReadOptions) -> Trace:
+        """The kernels as a trace; whatever else a profile may hold counts as not recorded."""
         rows = _rows(file)
         names = encode_names(rows["kernel"].rank("dense").cast(pl.Int64) - 1, rows["kernel"].unique().sort())
         known = rows.select("device", "stream", "start_ns", "end_ns").with_columns(
@@ -50,6 +52,7 @@ class Plain(Reader[Trace]):
         return Trace(capture, kernels=kernels)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
+        """A copy of these columns, refused if it holds what identifies people or machines."""
         from warplens.readers.scrubbing import Removed, refuse_remains
         from warplens.secrets import Secrets
 
@@ -66,4 +69,6 @@ def _rows(file: Input) -> pl.DataFrame:
         raise UnreadableInputError(file.known_as, f"a line is no kernel ({found})", "Write it again") from None
     if rows.is_empty() or rows.null_count().sum_horizontal()[0]:
         raise UnreadableInputError(file.known_as, "it has no kernel, or empty fields", "Write it again")
+    if not rows.filter(pl.col("end_ns") < pl.col("start_ns")).is_empty():
+        raise UnreadableInputError(file.known_as, "a kernel ends before it starts", "Write it again")
     return rows.sort("start_ns")

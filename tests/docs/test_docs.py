@@ -21,9 +21,11 @@ import warplens.readers
 import warplens.studies.grid
 from tests import shipped
 from warplens.analysis.categories import CATEGORIES, classify
+from warplens.analysis.launches import LAUNCHES
 from warplens.analysis.timebudget import IDLE_CAUSES
 from warplens.cli.catalogue import COMMANDS
 from warplens.cli.main import app
+from warplens.profile.schema import Table
 from warplens.profile.trace import TABLES
 from warplens.readers.nsys.tables import SOURCES
 from warplens.report.text import cause_title
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
+import generate_columns
 from console_examples import empty_folder, examples, pages
 from generate_columns import PAGE, counter_tables, page, result_tables
 
@@ -57,6 +60,19 @@ def _text(path: str) -> str:
 
 def test_the_column_dictionary_is_what_the_tables_give():
     assert PAGE.read_text("utf-8") == page(), "run `python docs/generate_columns.py`"
+
+
+def test_two_tables_of_results_with_one_name_are_refused(monkeypatch):
+    twice = [Table("waits", "One wait.", ()), Table("Waits", "Another one.", ())]
+    monkeypatch.setattr(generate_columns, "_tables", lambda *_: twice)
+    monkeypatch.setattr(generate_columns, "counter_tables", list)
+    with pytest.raises(ValueError, match="called waits"):
+        result_tables()
+
+
+def test_a_result_with_the_name_of_a_table_of_a_profile_is_explained_as_well():
+    assert LAUNCHES in result_tables()
+    assert "### Launches" in PAGE.read_text("utf-8")
 
 
 def test_every_column_of_every_table_is_explained():

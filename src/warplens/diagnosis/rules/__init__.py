@@ -5,6 +5,7 @@ Every `Rule` that a module here declares is in `RULES`; to add a finding, declar
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Final
@@ -23,11 +24,15 @@ _ORDER: Final = (
 
 
 def _declared() -> tuple[Rule, ...]:
-    """An instance of each rule, in the order of the modules, and by line."""
+    """An instance of each rule, in the order of the modules, and by line.
+
+    Raises:
+        ValueError: two rules have the same id.
+    """
     rank = {name: place for place, name in enumerate(_ORDER)}
     names = sorted((rank.get(module.name, len(rank)), module.name) for module in iter_modules(__path__))
     modules = (import_module(f"{__name__}.{name}") for _, name in names)
-    return tuple(
+    declared = tuple(
         value()
         for module in modules
         for value in vars(module).values()
@@ -36,6 +41,10 @@ def _declared() -> tuple[Rule, ...]:
         and value.__module__ == module.__name__
         and "id" in vars(value)
     )
+    ids = Counter(rule.id for rule in declared)
+    if repeated := sorted(id_ for id_, count in ids.items() if count > 1):
+        raise ValueError(f"several rules have the id {', '.join(repeated)}")
+    return declared
 
 
 #: All rules.
