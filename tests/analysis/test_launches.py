@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, copy, graph, kernel, launch, memset, trace
-from warplens.analysis.launches import PROMPT_START_NS, launch_statistics, launch_summary
+from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, graph, kernel, launch, memset, trace
+from warplens.analysis.api import next_of_thread
+from warplens.analysis.launches import PROMPT_START_NS, calls_of_launching_threads, launch_statistics, launch_summary
 from warplens.analysis.streams import (
     GRAPHS,
     concurrency,
@@ -52,6 +54,25 @@ def test_a_kernel_that_starts_before_its_call_returns_has_no_queue_time():
     assert (softmax["launches"], softmax["queued"]) == (1, 0)
     assert (softmax["queue_mean_ns"], softmax["queue_total_ns"]) == (None, None)
     assert softmax["whole_total_ns"] == 20  # until the call returns, which is later than the kernel's end
+
+
+def test_calls_of_launching_threads_are_in_the_order_of_each_thread():
+    api = [
+        launch(0, 5, 1, thread=9),
+        call(6, 8, "cudaStreamSynchronize", 2, thread=4),
+        call(10, 12, "cudaEventQuery", 3, thread=1),
+        call(20, 25, "cudaMemcpyAsync", 4, thread=9),
+        launch(30, 35, 5, thread=4),
+        call(40, 45, "cudaStreamSynchronize", 6, thread=9),
+    ]
+    timeline = Timeline(trace(kernels=[kernel(9, 12, correlation=1), kernel(40, 50, correlation=5)], api=api))
+
+    calls = calls_of_launching_threads(timeline, everything())
+
+    assert calls["correlation"].to_list() == [2, 5, 1, 4, 6]  # thread 4, then thread 9; thread 1 launches nothing
+    rows = np.arange(calls.height)
+    assert next_of_thread(calls, rows).tolist() == [1, -1, 3, 4, -1]
+    assert next_of_thread(calls, rows, -1).tolist() == [-1, 0, -1, 2, 3]
 
 
 def test_kernels_without_a_recorded_call_are_counted_but_not_timed():

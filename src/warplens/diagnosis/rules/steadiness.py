@@ -99,9 +99,11 @@ class SlowingGpu(StructureRule):
         step = program.step[rows]
         third = np.clip((step - 1) * 3 // max(1, len(facts.window.steps)), 0, 2)
         # A product on more rows may keep its name and grid.
-        columns = {"launched_as": program.launched_as(rows), "shapes": program.shapes().gather(rows)}
-        _, kind = numbered(pl.DataFrame(columns), list(columns))
-        shaped = columns["shapes"].is_not_null()
+        shapes = program.shapes().gather(rows)
+        _, kind = numbered(
+            pl.DataFrame({"launched_as": program.launched_as(rows), "shapes": shapes}), ("launched_as", "shapes")
+        )
+        shaped = shapes.is_not_null()
         return pl.DataFrame({"kind": kind, "length": length, "step": step, "third": third, "shaped": shaped})
 
     @remembered
