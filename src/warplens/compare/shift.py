@@ -236,12 +236,13 @@ def _lag_one(side: Float64s) -> Float64s:
 
 
 def within_runs(*sides: Float64s) -> float:
-    """`dependence` of the steps of single runs; for fewer than five, they count as two independent ones at least.
+    """`dependence` of the steps of single runs, from the sides of five steps or more.
 
-    The ranks of three steps in order have the largest correlation, which occurs by chance in one run of three.
+    If all are shorter, they count as two independent steps at least: the ranks of three steps in order have the largest
+    correlation, which occurs by chance in one run of three.
     """
-    factor, shortest = float(dependence(*sides)), min(map(len, sides))
-    return factor if shortest >= ORDER_FROM else min(factor, max(shortest / 2, 1.0))
+    long = [side for side in sides if len(side) >= ORDER_FROM]
+    return float(dependence(*long)) if long else min(float(dependence(*sides)), max(min(map(len, sides)) / 2, 1.0))
 
 
 def between_blocks(*sides: Float64s) -> float:

@@ -395,6 +395,17 @@ def test_three_steps_in_order_by_chance_count_as_more_than_one():
     assert 0.08 < interval.low < 2.1 / 14.7 < interval.high < 0.3
 
 
+def test_three_steps_against_many_are_as_correlated_as_the_many():
+    """Three steps show no correlation of their own: that of the other side's thirty, 0.7, holds for both."""
+    missed = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        few, many = (Samples.of([1e6 * np.exp(one_run(0.7)(generator, count)[0])]) for count in (3, 30))
+        interval = ratio_interval(few, many, seed=seed)
+        missed += not interval.low <= 1 <= interval.high
+    assert missed <= 0.05 * 200
+
+
 def _in_order_or_not(blocks: np.ndarray) -> tuple[Samples, Samples]:
     return Samples(tuple(blocks)), Samples(tuple(blocks), ordered=False)
 
