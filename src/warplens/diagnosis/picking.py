@@ -454,7 +454,10 @@ def _chains(
         size: numbers of the table.
         passes, casts, picks: which rows are passes, which of them casts, and which pick from a tensor of this size.
     """
-    kernels, texts, names, operators = reading.kernels, reading.texts, reading.names, reading.operators
+    kernels = reading.kernels
+    texts = reading.texts
+    names = reading.names
+    operators = reading.operators
     chains: list[tuple[list[int], list[int]]] = []
     chain: list[int] = []
     for place in at:

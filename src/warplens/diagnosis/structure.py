@@ -384,7 +384,9 @@ def turns_of_step(facts: Facts) -> LoopIterations | None:
     sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     nonlinear = program.marked("nonlinear") | program.marked("choosing")
     searching = program.marked("searching")
-    share, counts, kernels, copies, searches = np.zeros(facts.work.height), [], [], [], False
+    share = np.zeros(facts.work.height)
+    counts, kernels, copies = [], [], []
+    searches = False
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= MOST_KERNELS:
             return None

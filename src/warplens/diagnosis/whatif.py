@@ -155,16 +155,19 @@ class _Base:
     """The unchanged step without a profiler, and the effects of remedies on it."""
 
     def __init__(self, facts: Facts, claims: Claims) -> None:
-        pace, step = facts.pace, facts.unprofiled_step
-        assert pace is not None
+        step = facts.unprofiled_step
+        assert facts.pace is not None
         assert step is not None
-        self._facts, self._claims, self._pace = facts, claims, pace
-        own = facts.work["own_ns"].to_numpy()
-        self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
-        self._own_ns = int(own.sum())
-        self._gone: dict[tuple[str, ...], tuple[Int64s, Int64s]] = {}  # answers of `_claimed`
-        self._labels, self._label = name_categories(facts.work["label"]), facts.work["label"].to_physical().to_numpy()
-        self._whole = self._sums(slice(None), own)
+        self._facts = facts
+        self._claims = claims
+        self._pace = facts.pace
+        self._own = facts.work["own_ns"].to_numpy()
+        self._steps = facts.steps * facts.work["device"].n_unique()  # of each GPU
+        self._own_ns = int(self._own.sum())
+        self._gone: dict[tuple[str, ...], tuple[Int64s, Int64s]] = {}  # results of `_claimed`
+        self._labels = name_categories(facts.work["label"])
+        self._label = facts.work["label"].to_physical().to_numpy()
+        self._whole = self._sums(slice(None), self._own)
         self.busy_ns = self._by_label(self._whole)
         busy = sum(self.busy_ns.values())
         self.step_ns = max(step.step_ns, busy)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -34,23 +35,71 @@ from warplens.writing import unfinished
 
 # --- The packets of a Perfetto trace: slices and counter values of many events at once, tracks, and dictionaries ------
 
-# Field numbers of the messages Trace, TracePacket, TrackDescriptor, TrackEvent, InternedData, DebugAnnotation.
+#: Field of `Trace` with a packet, and of `DebugAnnotation` with a number.
 _PACKET: Final = 1
-_TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60
-_UUID, _NAME, _PROCESS, _THREAD, _PARENT, _COUNTER, _ORDERING, _RANK = 1, 2, 3, 4, 5, 8, 11, 12
-_CATEGORY_ID, _ANNOTATION, _TYPE, _NAME_ID, _TRACK, _COUNTER_VALUE, _FLOW, _FLOW_END = 3, 4, 9, 10, 11, 30, 47, 48
-_CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
 _INT_VALUE: Final = 4
 
-_BEGIN, _END, _INSTANT, _COUNT = 1, 2, 3, 4
+
+class _Packet(IntEnum):
+    """Fields of a `TracePacket`."""
+
+    TIMESTAMP = 8
+    SEQUENCE = 10
+    TRACK_EVENT = 11
+    INTERNED = 12
+    FLAGS = 13
+    DESCRIPTOR = 60
+
+
+class _Track(IntEnum):
+    """Fields of a `TrackDescriptor`."""
+
+    UUID = 1
+    NAME = 2
+    PARENT = 5
+    COUNTER = 8
+    ORDERING = 11
+    RANK = 12
+
+
+class _Event(IntEnum):
+    """Fields of a `TrackEvent`."""
+
+    CATEGORY_ID = 3
+    ANNOTATION = 4
+    TYPE = 9
+    NAME_ID = 10
+    TRACK = 11
+    COUNTER_VALUE = 30
+    FLOW = 47
+    FLOW_END = 48
+
+
+class _Interned(IntEnum):
+    """Fields of `InternedData`."""
+
+    CATEGORIES = 1
+    NAMES = 2
+    ANNOTATION_NAMES = 3
+
+
+class _Kind(IntEnum):
+    """Values of the field `type` of a `TrackEvent`."""
+
+    BEGIN = 1
+    END = 2
+    INSTANT = 3
+    COUNT = 4
+
+
 _BY_RANK: Final = 3  # children are drawn in the order of their ranks
 #: Units of a counter: Perfetto's number for known units, else a name.
 _PIECES, _BYTES, _RATE = scalar(3, 2), scalar(3, 3), text(6, "B/s")
 _CLEARED, _NEEDED = 1, 2  # flags of a packet: the dictionary of the sequence begins here; the packet needs it
 
 #: All packets are one sequence, with one dictionary.
-_ONE_SEQUENCE = scalar(_SEQUENCE, 1)
-_INCREMENTAL = scalar(_FLAGS, _NEEDED)
+_ONE_SEQUENCE = scalar(_Packet.SEQUENCE, 1)
+_INCREMENTAL = scalar(_Packet.FLAGS, _NEEDED)
 
 #: Bytes of a padded varint: 35 bits for ids of tracks and names, 63 for times, 64 for values.
 _SHORT, _LONG, _SIGNED = 5, 9, 10
@@ -162,26 +211,26 @@ class PacketWriter:
         ends_flow = "device" in frame.columns
         self.flow_count += int(np.count_nonzero(flow)) if ends_flow else 0
         has_duration = end > start
-        kinds = np.where(has_duration, _BEGIN, _INSTANT)
+        kinds = np.where(has_duration, _Kind.BEGIN, _Kind.INSTANT)
         pending: list[tuple[Int64s, Int64s, Int64s, Bytes]] = []  # (time, closes before opens, nesting, packets)
         for rows, present in _by_pattern(frame, flow):
             event: list[Part] = [
-                padded_varints(_TYPE, kinds[rows], 1),
-                padded_varints(_TRACK, track[rows], _SHORT),
-                padded_varints(_NAME_ID, names[rows], _SHORT),
-                padded_varints(_CATEGORY_ID, categories[rows], _SHORT),
+                padded_varints(_Event.TYPE, kinds[rows], 1),
+                padded_varints(_Event.TRACK, track[rows], _SHORT),
+                padded_varints(_Event.NAME_ID, names[rows], _SHORT),
+                padded_varints(_Event.CATEGORY_ID, categories[rows], _SHORT),
             ]
             for column in present:
                 if column == "flow":
-                    event.append(fixed64s(_FLOW_END if ends_flow else _FLOW, flow[rows]))
+                    event.append(fixed64s(_Event.FLOW_END if ends_flow else _Event.FLOW, flow[rows]))
                     continue
                 values = frame[column].cast(pl.Int64).to_numpy()[rows]
                 name = scalar(1, self.arguments.number(column))
                 number = padded_varints(_INT_VALUE, values, _SIGNED)
-                event.append(messages(_ANNOTATION, len(rows), [name, number]))
+                event.append(messages(_Event.ANNOTATION, len(rows), [name, number]))
             pending.append((start[rows], np.ones(len(rows), np.int64), depth[rows], self._packed(start[rows], event)))
         rows = np.flatnonzero(has_duration)
-        closing: list[Part] = [scalar(_TYPE, _END), padded_varints(_TRACK, track[rows], _SHORT)]
+        closing: list[Part] = [scalar(_Event.TYPE, _Kind.END), padded_varints(_Event.TRACK, track[rows], _SHORT)]
         pending.append((end[rows], np.zeros(len(rows), np.int64), -depth[rows], self._packed(end[rows], closing)))
         yield from _in_order(pending)
 
@@ -191,10 +240,10 @@ class PacketWriter:
             _PACKET,
             len(time),
             [
-                padded_varints(_TIMESTAMP, time, _LONG),
+                padded_varints(_Packet.TIMESTAMP, time, _LONG),
                 _ONE_SEQUENCE,
                 _INCREMENTAL,
-                messages(_TRACK_EVENT, len(time), event),
+                messages(_Packet.TRACK_EVENT, len(time), event),
             ],
         )
 
@@ -202,9 +251,9 @@ class PacketWriter:
         """The packets of a counter track, whose `level` holds from its `time_ns` on."""
         track, _ = self.counters.setdefault(name, (_FIRST_COUNTER + len(self.counters), unit))
         event: list[Part] = [
-            scalar(_TYPE, _COUNT),
-            scalar(_TRACK, track),
-            padded_varints(_COUNTER_VALUE, frame["level"].to_numpy(), _SIGNED),
+            scalar(_Event.TYPE, _Kind.COUNT),
+            scalar(_Event.TRACK, track),
+            padded_varints(_Event.COUNTER_VALUE, frame["level"].to_numpy(), _SIGNED),
         ]
         return self._packed(frame["time_ns"].to_numpy() - self.zero_ns, event)
 
@@ -213,13 +262,13 @@ class PacketWriter:
         entries = [
             message(number, scalar(1, position), text(2, name))
             for number, names in (
-                (_CATEGORIES, self.categories),
-                (_NAMES, self.names),
-                (_ANNOTATION_NAMES, self.arguments),
+                (_Interned.CATEGORIES, self.categories),
+                (_Interned.NAMES, self.names),
+                (_Interned.ANNOTATION_NAMES, self.arguments),
             )
             for name, position in names.numbers.items()
         ]
-        return message(_PACKET, _ONE_SEQUENCE, scalar(_FLAGS, _CLEARED), message(_INTERNED, *entries))
+        return message(_PACKET, _ONE_SEQUENCE, scalar(_Packet.FLAGS, _CLEARED), message(_Packet.INTERNED, *entries))
 
     def descriptors(self, timeline: Timeline) -> Iterable[bytes]:
         """The packets that declare the tracks, parents before children."""
@@ -241,7 +290,7 @@ class PacketWriter:
             order = (second if kind == "device" else _HOST_LABELS.index(label)) * _LANES_APART + lane
             yield _track(self.tracks[kind, first, second, label, lane], name, parent=parent, rank=order)
         for name, (uuid, unit) in self.counters.items():
-            yield _track(uuid, name, parent=_ROOT, content=message(_COUNTER, unit))
+            yield _track(uuid, name, parent=_ROOT, content=message(_Track.COUNTER, unit))
 
 
 def _group(timeline: Timeline, kind: str, number: int, uuid: int, rank: int) -> bytes:
@@ -256,12 +305,12 @@ def _group(timeline: Timeline, kind: str, number: int, uuid: int, rank: int) -> 
 def _track(
     uuid: int, name: str, *, parent: int | None = None, rank: int = 0, ordering: bool = False, content: bytes = b""
 ) -> bytes:
-    fields = [scalar(_UUID, uuid), text(_NAME, name), scalar(_RANK, rank), content]
+    fields = [scalar(_Track.UUID, uuid), text(_Track.NAME, name), scalar(_Track.RANK, rank), content]
     if parent is not None:
-        fields.append(scalar(_PARENT, parent))
+        fields.append(scalar(_Track.PARENT, parent))
     if ordering:
-        fields.append(scalar(_ORDERING, _BY_RANK))
-    return message(_PACKET, _ONE_SEQUENCE, message(_DESCRIPTOR, *fields))
+        fields.append(scalar(_Track.ORDERING, _BY_RANK))
+    return message(_PACKET, _ONE_SEQUENCE, message(_Packet.DESCRIPTOR, *fields))
 
 
 def _by_pattern(frame: pl.DataFrame, flow: Int64s) -> Iterable[tuple[Int64s, list[str]]]:

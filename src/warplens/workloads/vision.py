@@ -75,7 +75,10 @@ class Attention(nn.Module):
 
     def __init__(self, size: ViTSize, fused: bool, ranges: Ranges) -> None:
         super().__init__()
-        self.heads, self.scale, self.fused, self.ranges = size.heads, size.d_head**-0.5, fused, ranges
+        self.heads = size.heads
+        self.scale = size.d_head**-0.5
+        self.fused = fused
+        self.ranges = ranges
         self.qkv = nn.Linear(size.width, 3 * size.width)
         self.proj = nn.Linear(size.width, size.width)
 

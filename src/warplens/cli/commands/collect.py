@@ -359,7 +359,11 @@ class _Ncu:
     def __init__(
         self, tool: Tool, profiling: Profiling, capture: Capture, base: Path, program: Sequence[str], run: _Run
     ) -> None:
-        self.tool, self.profiling, self.capture, self.base, self.program = tool, profiling, capture, base, program
+        self.tool = tool
+        self.profiling = profiling
+        self.capture = capture
+        self.base = base
+        self.program = program
         self.run = run
         note(f"using {tool.title}")
 

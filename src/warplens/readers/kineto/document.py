@@ -238,7 +238,10 @@ class _Walk(Generic[AnyPieces]):
     def __init__(
         self, source: Source, pieces: AnyPieces, progress: Callable[[int], None], decoder: json.JSONDecoder
     ) -> None:
-        self.source, self.pieces, self.progress, self.decoder = source, pieces, progress, decoder
+        self.source = source
+        self.pieces = pieces
+        self.progress = progress
+        self.decoder = decoder
         self.document = Document()
         self.is_array = False  # the file itself is the array; its closing bracket may be missing
         self.ended = False  # the array of events has ended

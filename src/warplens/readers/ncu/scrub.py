@@ -29,7 +29,11 @@ from warplens.wire import BYTES, Data, Message, WireError, fields_of, scalar, va
 from warplens.wire import message as bytes_field
 
 #: Fields of a block's header.
-_SOURCES, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 3, 4, 5, 6
+_SOURCES = 1
+_DETAILS = 3
+_STRINGS = 4
+_PAYLOAD = 5
+_PROCESS = 6
 _RESULT_COUNTS = frozenset(fields.count for fields in FIELDS.values())
 
 #: The treatment of a field: kept, rewritten as text, or a message with its own plan. Others are left out.

@@ -355,7 +355,10 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
 
     Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Values not recorded are null.
     """
-    capture, operators, work, allocated = numbers.capture, numbers.operators, numbers.work, numbers.allocations
+    capture = numbers.capture
+    operators = numbers.operators
+    work = numbers.work
+    allocated = numbers.allocations
     moments = numbers.diagnosis.moments if numbers.diagnosis else ()
     return {
         "source": capture.source,

@@ -147,7 +147,8 @@ def cell_rows(numbers: CellNumbers) -> pl.DataFrame:
 
 def _row(cell: ComparedPoint) -> dict[str, Any]:
     """A compared point as a row: times of both sides, their ratio, and the verdict if there is one."""
-    before, after, comparison, speedup = cell.point.baseline, cell.point.variant, cell.comparison, cell.point.speedup
+    before, after = cell.point.baseline, cell.point.variant
+    comparison, speedup = cell.comparison, cell.point.speedup
     assert before is not None
     assert after is not None
     row: dict[str, Any] = {
