@@ -26,7 +26,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts.bars import waterfall_chart
 from warplens.report.comparison.document import step_document
-from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps, step_data
 from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows
 from warplens.report.comparison.words import (
     cause_sentence,
@@ -85,6 +85,16 @@ def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
 def test_a_gate_has_nothing_to_go_by_where_more_than_the_program_changed(paradox, code):
     assert forbids_gate(paradox) is None
     assert forbids_gate(replace(paradox, notes=(Note(code, NoteLevel.WARNING, "They differ"),))) is not None
+
+
+def test_a_result_in_python_tells_that_its_gate_is_refused(baseline):
+    """A recording against itself would pass any gate."""
+    numbers = compare_steps(baseline, baseline, margin=0.02, level=0.05, fail_on=0.05)
+    assert numbers.gate_refusal is not None
+    assert numbers.gate_refusal.code == "same-recording"
+    gate = step_data(numbers)["gate"]
+    assert (gate["found"], gate["excluded"], gate["refused"]) == (False, False, "same-recording")
+    assert "the gate has nothing to go by" in render_markdown(step_document(numbers))
 
 
 def test_a_gate_goes_by_another_profiler_only_where_the_gpu_work_is_slower_as_well(paradox):

@@ -29,7 +29,8 @@ def compare(
         window, range_name: as for `diagnose`, for each profile.
         margin: differences of at most this share count as none.
         level: probability that an interval misses the true value: 0.05 for 95 % confidence.
-        fail_on: largest acceptable slow-down, a share; the result is in `.numbers.regression`.
+        fail_on: largest acceptable slow-down, a share. The result is in `.numbers.regression`, unless
+            `.numbers.gate_refusal` is a note that the sides do not compare, for which the command exits with 2.
 
     Raises:
         TypeError: an argument is not a profile.

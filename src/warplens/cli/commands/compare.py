@@ -335,10 +335,10 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     from warplens.answers import comparison_answer
     from warplens.report.comparison.numbers import compare_steps, step_head
     from warplens.report.comparison.words import (
-        forbids_gate,
         gate_doubts,
-        gate_line,
+        gate_sentence,
         needed_sentence,
+        refusal_line,
         step_answer,
         work_sentence,
     )
@@ -355,10 +355,10 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
             flops=options.flops,
             counters=counters,
         )
-    refused = forbids_gate(numbers) if options.fail_on is not None else None
-    if refused is not None:  # for example a step that ran out of memory, which is fast
-        raise MissingDataError(f"the gate has nothing to go by: {refused.text}")
-    gate = numbers.regression
+    gate, refused = numbers.regression, numbers.gate_refusal
+    if gate is not None and refused is not None:  # for example a step that ran out of memory, which is fast
+        raise MissingDataError(refusal_line(refused))
+    sentence = gate_sentence(numbers)
     further = (work_sentence(numbers), needed_sentence(numbers))
     answer = comparison_answer(numbers, (baseline, variant))
     if counters is not None:
@@ -375,7 +375,7 @@ def _of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     return Outcome(
         answered(answer, Part(head=step_head(numbers), verdict=verdict), options.most),
         document=document,
-        gate=[gate_line(gate, numbers.comparison, numbers.gpu_work)] if gate is not None else (),
+        gate=[sentence] if sentence is not None else (),
         doubts=gate_doubts(numbers) if gate is not None else (),
         failed=gate is not None and gate.found,
         is_open=gate is not None and not gate.excluded,

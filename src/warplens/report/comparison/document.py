@@ -26,7 +26,7 @@ from warplens.report.comparison.steps import (
 )
 from warplens.report.comparison.words import (
     forbids_verdict,
-    gate_line,
+    gate_sentence,
     hides_kernels,
     interval_text,
     kind_of_means,
@@ -102,8 +102,8 @@ def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
         facts = (side.name, files, fmt.recorded_with(capture), fmt.gpu_names(capture), window)
         yield label, " · ".join(part for part in facts if part)
-    if numbers.regression is not None:
-        yield "Gate", gate_line(numbers.regression, numbers.comparison, numbers.gpu_work)
+    if (gate := gate_sentence(numbers)) is not None:
+        yield "Gate", gate
 
 
 def _key_figures(numbers: StepNumbers) -> Iterator[Block]:

@@ -24,7 +24,14 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Float64s
 from warplens.profile.trace import worst_first
 from warplens.report import text as fmt
-from warplens.report.comparison.words import gate_line, hides_kernels, hides_on_one_side, needed_text, step_answer
+from warplens.report.comparison.words import (
+    forbids_gate,
+    gate_sentence,
+    hides_kernels,
+    hides_on_one_side,
+    needed_text,
+    step_answer,
+)
 from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import named, window_data
 
@@ -105,10 +112,15 @@ class StepNumbers:
     #: the same of the time in which the GPU computed in each step, with a margin of 2 % or more; None for a range, if a
     #: step computes nothing, and if CUDA graphs hide kernels of one side alone
     gpu_work: Comparison | None
-    regression: Regression | None  #: result of the gate; None without one
+    regression: Regression | None  #: result of the gate, valid only without a `gate_refusal`; None without a gate
     kernels: pl.DataFrame  #: `KERNEL_GROUPS`
     counters: CountersComparison | None  #: hardware counters of both sides, if given
     notes: tuple[Note, ...]  #: limits of the comparison, the most severe first
+
+    @property
+    def gate_refusal(self) -> Note | None:
+        """The note that forbids a gate on these sides, whatever `regression` says; None if a gate may judge."""
+        return forbids_gate(self)
 
 
 def compare_steps(
@@ -327,8 +339,16 @@ def _gate(numbers: StepNumbers) -> dict[str, Any] | None:
     gate = numbers.regression
     if gate is None:
         return None
-    sentence = gate_line(gate, numbers.comparison, numbers.gpu_work)
-    return {**named(gate, "fail_on found excluded needed_blocks"), "sentence": sentence}
+    refused = numbers.gate_refusal
+    judged = refused is None
+    return {
+        "fail_on": gate.fail_on,
+        "found": judged and gate.found,
+        "excluded": judged and gate.excluded,
+        "needed_blocks": gate.needed_blocks if judged else None,
+        "refused": None if refused is None else refused.code,
+        "sentence": gate_sentence(numbers),
+    }
 
 
 KERNEL_GROUPS: Final = table(

@@ -304,6 +304,20 @@ def _gpu_work_fails(numbers: StepNumbers) -> bool:
     return gate is not None and gate.found and work is not None and regression(work, gate.fail_on).found
 
 
+def refusal_line(refused: Note) -> str:
+    """Why there is no result of a gate."""
+    return f"the gate has nothing to go by: {refused.text}"
+
+
+def gate_sentence(numbers: StepNumbers) -> str | None:
+    """The result of the gate, or why it has none; None without a gate."""
+    if numbers.regression is None:
+        return None
+    if (refused := numbers.gate_refusal) is not None:
+        return refusal_line(refused)
+    return gate_line(numbers.regression, numbers.comparison, numbers.gpu_work)
+
+
 def gate_doubts(numbers: StepNumbers) -> list[str]:
     """Cautions to read beside the result of a gate: it is not certain that the sides are one program on one GPU."""
     return [f"caution: {note.text}" for note in numbers.notes if note.code in _DOUBTS]
