@@ -241,7 +241,7 @@ _HIDDEN_SHARE: Final = 0.01
 #: If less than this share of the kernel time is matched by name, the sides run different programs.
 _MATCHED_SHARE: Final = 0.5
 
-#: Steps of other names that differ by this factor in their pieces of work are different parts of a program.
+#: Steps of other names, or guessed on both sides, that differ by this factor are different parts of a program.
 _OTHER_PARTS: Final = 1.8
 
 #: Steps, and files of repeats, are unequal if their number of kernels differs by more than this share of the median.
@@ -361,7 +361,7 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
 
 
 def _other_parts(baseline: Side, variant: Side, guessed: Sequence[str]) -> Iterator[Note]:
-    """A note on steps that are different parts of a program: guessed on one side, or named otherwise, with other work.
+    """A note on steps that are different parts of a program: guessed, or named otherwise, and with other work.
 
     Args:
         guessed: names of the sides whose steps are not annotated.
@@ -373,6 +373,8 @@ def _other_parts(baseline: Side, variant: Side, guessed: Sequence[str]) -> Itera
     factor = max(pieces) / min(pieces)
     if len(guessed) == 1 and factor > 1 + SAME_KERNELS_SHARE:
         why = f"the steps of {guessed[0]} are guessed"
+    elif len(guessed) == 2 and factor >= _OTHER_PARTS:
+        why = "the steps of both are guessed"
     elif not guessed and names[0] != names[1] and factor >= _OTHER_PARTS:
         why = f"the one is called {names[0]}, the other {names[1]}"
     else:
@@ -385,9 +387,15 @@ def _other_parts(baseline: Side, variant: Side, guessed: Sequence[str]) -> Itera
 
 
 def _in_some_steps(baseline: Side, variant: Side, name: str) -> Iterator[Note]:
-    """A note on a range that is in another share of the steps of each side."""
+    """A note on a range that is in another share of the steps of each side.
+
+    Windows of steps that have it at times begin and end anywhere in its period: one step more or less is no difference.
+    """
     counts = [int((range_times(side, name) > 0).sum()) for side in (baseline, variant)]
-    if counts[0] * variant.repeats != counts[1] * baseline.repeats:
+    repeats = [side.repeats for side in (baseline, variant)]
+    apart = abs(counts[0] * repeats[1] - counts[1] * repeats[0])  # the difference of the shares, times both repeats
+    in_all = [count == steps for count, steps in zip(counts, repeats, strict=True)]
+    if apart > (0 if any(in_all) else max(repeats)):
         text = (
             f"The range is in {counts[0]} of {baseline.repeats} steps of {baseline.name}, and in {counts[1]} of "
             f"{variant.repeats} of {variant.name}: times are those of a step with it, not of how often it runs"

@@ -374,6 +374,11 @@ _MICRO_BATCH = [Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")]
         (program(_MICRO_BATCH * 4, steps=6), program(_MICRO_BATCH, steps=24, named=False), True),  # guessed on one side
         (program(_MICRO_BATCH, steps=24), program(_MICRO_BATCH, steps=24, named=False), False),
         (program(_MICRO_BATCH, steps=24, named=False), program(_MICRO_BATCH, steps=24, named=False), False),
+        (  # guessed on both sides, and not the same part
+            program(_MICRO_BATCH, steps=24, named=False),
+            program([*_MICRO_BATCH, *[Launch("fourth_kernel"), Launch(GEMM)] * 2], steps=6, named=False),
+            True,
+        ),
     ],
 )
 def test_steps_that_are_other_parts_of_a_program_are_noted(baseline, variant, other):
@@ -381,11 +386,15 @@ def test_steps_that_are_other_parts_of_a_program_are_noted(baseline, variant, ot
         assert ("other-steps" in _notes(*sides)) is other
 
 
-@pytest.mark.parametrize(("every", "noted"), [(1, True), (3, False)])
-def test_a_range_that_runs_in_more_of_the_steps_of_one_side_is_noted(every, noted):
-    def profile(every: int) -> Trace:
+@pytest.mark.parametrize(
+    ("every", "steps", "noted"),
+    # in 4 of 12 steps of the other side; every third step is in 4 of 11 and of 10 steps, too
+    [(1, 12, True), (2, 12, True), (3, 12, False), (3, 11, False), (3, 10, False)],
+)
+def test_a_range_that_runs_in_more_of_the_steps_of_one_side_is_noted(every, steps, noted):
+    def profile(every: int, steps: int) -> Trace:
         kernels, api, ranges = [], [], []
-        for step in range(12):
+        for step in range(steps):
             begin = 1000 * step
             for place in range(3):
                 number, now = 10 * step + place + 1, begin + 100 * place
@@ -400,7 +409,7 @@ def test_a_range_that_runs_in_more_of_the_steps_of_one_side_is_noted(every, note
         found = side(profile, name)
         return replace(found, window=replace(found.window, range_name="eval"))
 
-    one, other = of_range(profile(3), "a"), of_range(profile(every), "b")
+    one, other = of_range(profile(3, 12), "a"), of_range(profile(every, steps), "b")
     codes = [note.code for note in comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))]
     assert ("range-in-some-steps" in codes) is noted
 
