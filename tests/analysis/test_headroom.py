@@ -24,6 +24,7 @@ from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.headroom.groups import words_of
+from warplens.analysis.headroom.names import _name_facts
 from warplens.analysis.headroom.shapes import misaligned
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
@@ -444,6 +445,23 @@ def test_a_misaligned_output_layer_is_told_by_its_size():
         torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
     )
     assert any("50,257 is not a multiple of 8" in text for text in lacks)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_misaligned"),
+    [
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x5_tn_align2", True),
+        ("cutlass_75_tensorop_f16_s1688gemm_f16_256x128_tn_align4", True),  # eight bytes
+        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4", False),  # four numbers of TF32: 16 bytes
+        ("cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align1", True),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x64x16_align4", False),
+        ("cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1", False),
+        ("cutlass_80_simt_sgemm_128x128_8x4_nn_align1", False),
+    ],
+)
+def test_alignment_counts_in_bytes(name, is_misaligned):
+    timeline = Timeline(b.trace([b.kernel(0, 10, "gemm", full_name=name)]))
+    assert _name_facts(timeline)["misaligned"].to_list() == [is_misaligned]
 
 
 @pytest.mark.parametrize(
