@@ -330,13 +330,15 @@ class HostSync(Rule):
         waiting, looping = (1 - 1 / gain.expected for gain in (unwaited, without_loops))
         return waiting < facts.thresholds.dominant_share * looping
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        waits, readbacks = self._own_counts(facts)
-        claimed = claims.total_ns(self.id)
-        is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
-        inside, checked = facts.waits_inside and self.delays(facts), bool(self._checks(facts).any())
-        looped = not checked and bool(self._loops(facts).any())
+    def _remedies(self, facts: Facts, own: Remedy | None, unwaited: Gain | None) -> tuple[Remedy | None, ...]:
+        """The remedies, with the `own` one of loops and checks first.
+
+        Args:
+            own: the only one that removes the work that such loops run for each item.
+            unwaited: gain without the waits alone, for those that leave that work.
+        """
+        only_waits = own is None and 2 * facts.host.bare_waits > facts.host.waits
+        reads = self._own_counts(facts)[1] > 0 or not only_waits
         removed = modelled(facts, "no-synchronization")
         rarely = Remedy(
             "Read results back less often, or not inside the step",
@@ -362,12 +364,26 @@ class HostSync(Rule):
             f"{GAIN}: the copy is then finished before the host waits for it",
             id="later-readbacks",
         )
-        # Only their own remedy removes the work that such loops run for each item.
-        has_own_remedy = checked or looped
+        find = Remedy(
+            "Find all synchronizing operations",
+            "torch.cuda.set_sync_debug_mode('warn')  # names the line of most of them; 'error' raises there\n"
+            "# remove torch.cuda.synchronize() calls left over from timing",
+            "a list of the lines to change",
+            id="find-waits",
+        )
+        if own is not None:
+            return own, bringing(rarely, unwaited), find, bringing(later, unwaited)
+        return bare if only_waits else None, rarely if reads else None, find, later if reads else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        waits, readbacks = self._own_counts(facts)
+        claimed = claims.total_ns(self.id)
+        is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
+        inside, checked = facts.waits_inside and self.delays(facts), bool(self._checks(facts).any())
+        looped = not checked and bool(self._loops(facts).any())
         waited = facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
-        only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
-        reads = readbacks > 0 or not only_waits
-        unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
+        unwaited = facts.replayed("no-synchronization") if checked or looped else None
         replayed = self._replayed(facts) if claimed and inside else None
         return self.raised(
             facts,
@@ -390,18 +406,7 @@ class HostSync(Rule):
                 "host_waiting_share": waited if is_whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
-            remedies=(
-                first_of((checked, _NO_CHECKS), (looped, _AT_ONCE), (only_waits, bare), default=None),
-                bringing(rarely, unwaited) if has_own_remedy else rarely if reads else None,
-                Remedy(
-                    "Find all synchronizing operations",
-                    "torch.cuda.set_sync_debug_mode('warn')  # names the line of most of them; 'error' raises there\n"
-                    "# remove torch.cuda.synchronize() calls left over from timing",
-                    "a list of the lines to change",
-                    id="find-waits",
-                ),
-                bringing(later, unwaited) if has_own_remedy else later if reads else None,
-            ),
+            remedies=self._remedies(facts, first_of((checked, _NO_CHECKS), (looped, _AT_ONCE), default=None), unwaited),
             informs=not inside,
             # If most of these pauses belong to a loop that goes away as a whole, the replay has the gain of that loop.
             replayed=replayed if 2 * seen >= facts.idle("synchronization", "refill") else None,
