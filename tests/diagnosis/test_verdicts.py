@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.analysis.builders import kernel, launch, nvtx, trace
+from tests.analysis.builders import kernel, launch, nvtx, overhead, trace
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, H200, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
@@ -1358,3 +1358,27 @@ def test_only_a_process_that_takes_time_of_the_gpu_keeps_the_program_from_being_
 
     assert finding.confidence == confidence
     assert (finding.expected < 1.5) == (confidence == "high")
+
+
+def test_of_pauses_that_the_profiler_makes_the_remedy_is_to_record_less() -> None:
+    """No stream waits for another one there, and no other program has the GPU."""
+    machine = Machine()
+    held = []
+    for _ in range(6):
+        with machine.step():
+            machine.launch(500 * US, times=4)
+            machine.wait()
+            begin = machine.host
+            machine.think(3 * MS)
+            held.append(overhead(begin, machine.host))
+            machine.launch(500 * US, times=4)
+            machine.wait()
+    recorded = machine.trace()
+    profile = trace(
+        machine.kernels, machine.calls, sorted(machine.ranges, key=lambda row: row["start_ns"]), profiler_overhead=held
+    )
+    timeline = Timeline(replace(profile, capture=recorded.capture))
+    finding = diagnose(timeline, timeline.window()).finding("incomplete-profile")
+    assert finding.evidence["profiler_share"] > 0.4
+    assert [remedy.action for remedy in finding.remedies] == ["Record fewer things at once"]
+    assert "single stream" not in finding.refute

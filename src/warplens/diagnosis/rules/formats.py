@@ -278,7 +278,7 @@ class MemoryFormat(StructureRule):
     )
     claimed = "all of the conversions, and two thirds of channels-first norms and depthwise convolutions"
     headline = (
-        "Limited by the memory format: {share} of the time goes into converting it and into kernels for the slow one"
+        "Limited by the memory format: {share} of the time could be saved, in conversions and kernels for the slow one"
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     sequences: ClassVar = Variant(

@@ -95,6 +95,14 @@ _RECAPTURE: Final = (
     "# with an nsys as new as the program's CUDA"
 )
 
+#: For pauses in which the profiler blocks the host: they are not the program's.
+_RECORD_LESS: Final = Remedy(
+    "Record fewer things at once",
+    "# PyTorch: no with_stack, no profile_memory; nsys: no CPU sampling, no backtraces\n"
+    "# or choose a window after the one in which the profiler writes its data",
+    "nothing of the program's own time: without the profiler these pauses do not exist",
+)
+
 #: Idle causes that are not the host's, in words.
 NOT_THE_HOST: Final = {
     "dependency": "waiting for work of another stream or GPU",
@@ -236,7 +244,9 @@ class IncompleteProfile(Rule):
             confidence="low",
             gain=ceiling(facts.wall_ns, idle),
             evidence={"unexplained_idle_ns": idle, **share},
-            remedies=(
+            remedies=(_RECORD_LESS,)
+            if worst == "profiler" and facts.idle(worst)
+            else (
                 Remedy(
                     "Record which event each stream waits for",
                     f"{_RECAPTURE}\n# --gpu-metrics-devices=0 shows other programs on the GPU",
@@ -251,7 +261,12 @@ class IncompleteProfile(Rule):
                 ),
             ),
         )
-        refute = "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
+        if finding.remedies == (_RECORD_LESS,):
+            refute = "Record fewer things at once: if these pauses stay, the profiler does not cause them."
+        else:
+            refute = (
+                "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
+            )
         return replace(finding, refute=refute)
 
 
