@@ -234,7 +234,7 @@ def _profiles_are_analysed_once():
         start = Timeline.__init__
 
         @wraps(start)
-        def one(of: type[Timeline], trace: Any) -> Timeline:
+        def one(of: type[Timeline], trace: Any = None) -> Timeline:
             known = getattr(trace, "_timeline", None)
             return object.__new__(of) if known is None or _replaced or type(known) is not of else known
 

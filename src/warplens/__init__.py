@@ -5,7 +5,7 @@
 >>> answer.verdict
 'launch-overhead'
 >>> warplens.kernels("demo:deit224_bs1_baseline").frame.height   # Polars frames, exact nanoseconds
-38
+17
 
 The public names below are loaded when they are first used, so that `import warplens` costs next to nothing.
 """
@@ -16,6 +16,7 @@ from warplens import _start  # noqa: F401  # before all others: from here on Ctr
 
 # isort: split
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -26,19 +27,40 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.answers import (
+        api,
         budget,
+        code,
         compare,
+        copies,
         counters,
         diagnose,
+        flops,
         headroom,
         kernels,
+        launches,
+        memory,
         operators,
+        phases,
         ranges,
         ranks,
         read,
         report,
+        roofline,
+        steps,
+    )
+    from warplens.answers.results import (
+        Answer,
+        BudgetAnswer,
+        ComparisonAnswer,
+        DiagnosisAnswer,
+        HeadroomAnswer,
+        RanksAnswer,
+        ReportAnswer,
+        RunAnswer,
+        TableAnswer,
     )
     from warplens.collect.recording import capture, step
+    from warplens.diagnosis.findings import Finding, Remedy
     from warplens.errors import UnreadableInputError, UsageError, WarplensError
     from warplens.profile import Capture, Device, Trace
     from warplens.profile.counters import KernelCounters
@@ -47,26 +69,46 @@ if TYPE_CHECKING:
 
 _HOME: Final = {
     "AdaptiveModule": "warplens.studies.policies.adaptive",
+    "Answer": "warplens.answers.results",
+    "BudgetAnswer": "warplens.answers.results",
     "Capture": "warplens.profile",
+    "ComparisonAnswer": "warplens.answers.results",
     "Device": "warplens.profile",
+    "DiagnosisAnswer": "warplens.answers.results",
+    "Finding": "warplens.diagnosis.findings",
+    "HeadroomAnswer": "warplens.answers.results",
     "KernelCounters": "warplens.profile.counters",
+    "RanksAnswer": "warplens.answers.results",
+    "Remedy": "warplens.diagnosis.findings",
+    "ReportAnswer": "warplens.answers.results",
+    "RunAnswer": "warplens.answers.results",
+    "TableAnswer": "warplens.answers.results",
     "Timeline": "warplens.analysis.timeline",
     "Trace": "warplens.profile",
     "UnreadableInputError": "warplens.errors",
     "UsageError": "warplens.errors",
     "WarplensError": "warplens.errors",
     "Window": "warplens.analysis.window",
+    "api": "warplens.answers",
     "budget": "warplens.answers",
     "capture": "warplens.collect.recording",
+    "code": "warplens.answers",
+    "copies": "warplens.answers",
     "counters": "warplens.answers",
     "diagnose": "warplens.answers",
+    "flops": "warplens.answers",
     "headroom": "warplens.answers",
     "kernels": "warplens.answers",
+    "launches": "warplens.answers",
+    "memory": "warplens.answers",
     "operators": "warplens.answers",
+    "phases": "warplens.answers",
     "ranges": "warplens.answers",
     "read": "warplens.answers",
     "read_counters": "warplens.readers",
+    "roofline": "warplens.answers",
     "step": "warplens.collect.recording",
+    "steps": "warplens.answers",
 }
 
 #: Questions whose names are those of packages as well: `warplens.report(…)` asks, `warplens.report.write` is a module.
@@ -74,9 +116,20 @@ _PACKAGES_THAT_ANSWER: Final = ("compare", "ranks", "report")
 
 __all__ = [
     "AdaptiveModule",
+    "Answer",
+    "BudgetAnswer",
     "Capture",
+    "ComparisonAnswer",
     "Device",
+    "DiagnosisAnswer",
+    "Finding",
+    "HeadroomAnswer",
     "KernelCounters",
+    "RanksAnswer",
+    "Remedy",
+    "ReportAnswer",
+    "RunAnswer",
+    "TableAnswer",
     "Timeline",
     "Trace",
     "UnreadableInputError",
@@ -84,20 +137,29 @@ __all__ = [
     "WarplensError",
     "Window",
     "__version__",
+    "api",
     "budget",
     "capture",
+    "code",
     "compare",
+    "copies",
     "counters",
     "diagnose",
+    "flops",
     "headroom",
     "kernels",
+    "launches",
+    "memory",
     "operators",
+    "phases",
     "ranges",
     "ranks",
     "read",
     "read_counters",
     "report",
+    "roofline",
     "step",
+    "steps",
 ]
 
 
@@ -105,7 +167,24 @@ class _Answering(ModuleType):
     """A package that can be asked: calling it calls the function of its name in `warplens.answers`."""
 
     def __call__(self, *given: Any, **more: Any) -> Any:
-        return getattr(import_module("warplens.answers"), self.__name__.rpartition(".")[2])(*given, **more)
+        return _function(self)(*given, **more)
+
+
+def _function(package: ModuleType) -> Callable[..., Any]:
+    """The function that a package calls."""
+    function: Callable[..., Any] = getattr(import_module("warplens.answers"), package.__name__.rpartition(".")[2])
+    return function
+
+
+def _signature(package: ModuleType) -> Any:
+    from inspect import signature
+
+    return signature(_function(package))
+
+
+# Set here, since `__doc__` in a class statement is the text of the class. Help and `inspect` show the function.
+_Answering.__doc__ = property(lambda package: _function(package).__doc__)  # type: ignore[assignment]
+_Answering.__signature__ = property(_signature)  # type: ignore[attr-defined]
 
 
 class _Warplens(ModuleType):

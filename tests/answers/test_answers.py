@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import json
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+from functools import cached_property
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
 import warplens
+import warplens.answers
 from tests.cli.rank_files import write_ranks
 from tests.shipped import capture, files
+from warplens.cli.catalogue import COMMANDS
 from warplens.cli.main import app
 from warplens.diagnosis.findings import times
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BASELINE, VARIANT, TRAINING = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1", "demo:lm_small_ctx256_train"
 COUNTERS = "demo:planted_h200"
@@ -62,6 +65,15 @@ def commands_json(*arguments: object) -> dict[str, Any]:
         (lambda: warplens.operators(BASELINE), ("operators", BASELINE)),
         (lambda: warplens.ranges(TRAINING, window="all"), ("ranges", TRAINING, "--window", "all")),
         (lambda: warplens.compare(BASELINE, VARIANT), ("compare", BASELINE, VARIANT)),
+        (lambda: warplens.steps(TRAINING), ("steps", TRAINING)),
+        (lambda: warplens.phases(TRAINING), ("phases", TRAINING)),
+        (lambda: warplens.launches(BASELINE, by=["api"]), ("launches", BASELINE, "--by", "api")),
+        (lambda: warplens.api(BASELINE, by=("name", "thread")), ("api", BASELINE, "--by", "name,thread")),
+        (lambda: warplens.flops(TRAINING), ("flops", TRAINING)),
+        (lambda: warplens.memory(TRAINING), ("memory", TRAINING)),
+        (lambda: warplens.copies(BASELINE, by="direction"), ("copies", BASELINE, "--by", "direction")),
+        (lambda: warplens.code(BASELINE), ("code", BASELINE)),
+        (lambda: warplens.roofline(COUNTERS), ("roofline", COUNTERS)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -251,6 +263,77 @@ def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_firs
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "undecided 1\n"
+
+
+def test_every_command_for_one_table_is_a_function_of_its_name():
+    sections = ("One table of one profile", "Hardware counters")
+    tables = {name: command for name, command in COMMANDS.items() if command.section in sections}
+    assert tables.keys() <= set(warplens.__all__)
+    for name, command in tables.items():
+        assert inspect.getdoc(getattr(warplens, name)), name
+        if command.module.startswith("questions.") and name != "budget":
+            assert inspect.getdoc(getattr(warplens, name)).startswith(command.summary)
+
+
+def test_a_package_that_answers_has_the_signature_and_help_of_its_function():
+    for name in ("compare", "ranks", "report"):
+        package, function = getattr(warplens, name), getattr(warplens.answers, name)
+        assert inspect.signature(package) == inspect.signature(function)
+        assert package.__doc__ == function.__doc__
+
+
+def test_the_example_in_the_help_of_the_package_is_true():
+    examples = doctest.DocTestParser().get_doctest(warplens.__doc__, {}, "warplens", None, 0)
+    assert doctest.DocTestRunner(verbose=False).run(examples) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: warplens.diagnose(BASELINE),
+        lambda: warplens.kernels(BASELINE),
+        lambda: warplens.headroom(BASELINE),
+        lambda: warplens.counters(COUNTERS),
+        lambda: warplens.compare(BASELINE, VARIANT),
+        lambda: warplens.report(BASELINE),
+    ],
+)
+def test_an_answer_can_be_sent_to_another_process(ask):
+    answer = ask()
+    said = answer.to_json()
+    assert pickle.loads(pickle.dumps(answer)).to_json() == said
+
+
+def test_the_answer_on_a_run_can_be_sent_with_its_diagnosis(ranks):
+    for profiles in (ranks, [warplens.read(path) for path in ranks]):
+        answer = warplens.ranks(profiles)
+        sent = pickle.loads(pickle.dumps(answer))
+        assert sent.to_json() == answer.to_json()
+        assert sent.findings == answer.findings
+
+
+def test_a_sent_diagnosis_still_draws_its_card_and_keeps_the_measured_step():
+    timed = warplens.diagnose(BASELINE, step_time_ns=2_000_000)
+    sent = pickle.loads(pickle.dumps(timed))
+    assert sent.timeline.host_share == timed.timeline.host_share
+    assert sent._repr_html_() == timed._repr_html_()
+
+
+def test_a_process_pool_can_be_given_every_question():
+    for name in ("kernels", "steps", "diagnose", "roofline"):
+        assert pickle.loads(pickle.dumps(getattr(warplens, name))) is getattr(warplens, name)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in warplens.__all__ if name.endswith("Answer") or name in ("Finding", "Remedy")]
+)
+def test_the_page_names_every_attribute_of_an_answer(name):
+    page = (Path(__file__).parents[2] / "docs/how-to/python.md").read_text("utf-8")
+    assert f"`{name}`" in page
+    for type_ in getattr(warplens, name).__mro__[:-1]:
+        computed = {key for key, value in vars(type_).items() if isinstance(value, (property, cached_property))}
+        attributes = computed | vars(type_).get("__annotations__", {}).keys()
+        assert not {key for key in attributes if not key.startswith("_") and f"`{key}`" not in page}
 
 
 def test_demo_names_every_file_that_is_shipped_and_no_other():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import pkgutil
 import re
@@ -16,6 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import warplens
 import warplens.analysis
 import warplens.readers
 import warplens.studies.grid
@@ -183,6 +185,14 @@ _PROGRAMS = [
 ]
 
 
+_FRAGMENTS = [
+    pytest.param(block["body"], id=f"{path.stem}-{number}")
+    for path in pages()
+    for number, block in enumerate(_FENCED.finditer(path.read_text("utf-8")))
+    if block["kind"] == "py" or (block["kind"] == "python" and "import warplens" not in block["body"])
+]
+
+
 _NOTEBOOKS = [
     pytest.param(
         "\n".join(
@@ -197,6 +207,34 @@ _NOTEBOOKS = [
 @pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("program", _PROGRAMS + _NOTEBOOKS)
 def test_the_python_on_the_page_runs(program):
+    exec(compile(program, "example", "exec"), {})
+
+
+@pytest.mark.parametrize("program", _FRAGMENTS)
+def test_python_that_needs_a_program_of_the_reader_calls_what_exists(program):
+    """Such a block is not run. Its calls of Warplens must fit the functions' parameters."""
+    known: dict[str, Any] = {"warplens": warplens}
+    tree = ast.parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("warplens"):
+            if node.module == "warplens.workloads.measurement":
+                pytest.importorskip("torch")
+            module = importlib.import_module(str(node.module))
+            known |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        owner, _, attribute = ast.unparse(call.func).rpartition(".")
+        if (owner or attribute) in known and attribute != "AdaptiveModule":  # needs PyTorch as well
+            function = getattr(known[owner], attribute) if owner else known[attribute]
+            inspect.signature(function).bind(*call.args, **{str(keyword.arg): None for keyword in call.keywords})
+
+
+@pytest.mark.usefixtures("_anywhere")
+def test_the_exported_tables_are_read_as_the_page_says():
+    blocks = [block["body"] for block in _FENCED.finditer(_text("how-to/export.md"))]
+    (program,) = (body for body in blocks if "read_parquet" in body)
+    (folder,) = re.findall(r'read_parquet\("(\w+)/', program)
+    exported = CliRunner().invoke(app, ["export", "demo:deit224_bs1_baseline", "--to", "parquet", "-o", folder])
+    assert exported.exit_code == 0, exported.output
     exec(compile(program, "example", "exec"), {})
 
 

@@ -92,8 +92,12 @@ class Timeline:
             for name, join in vars(self).items()
             if isinstance(getattr(type(self), name, None), cached_property)
         }
-        vars(changed).update(joins, trace=self.trace, host_share=share, cache={}, _inside_name={})
+        vars(changed).update(joins | self.__getstate__() | {"host_share": share})
         return changed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy in another process: joins and results are computed again there."""
+        return {"trace": self.trace, "host_share": self.host_share, "cache": {}, "_inside_name": {}}
 
     @cached_property
     def work(self) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from warplens.analysis.timeline import Timeline
 from warplens.answers.inputs import Profile, both_sides, timelines_of, trace_side
@@ -58,7 +59,7 @@ def comparison_answer(numbers: StepNumbers, sides: tuple[TraceFiles, TraceFiles]
             part_table(numbers.difference, most=8),
             kernel_table(numbers, limit=0, narrow=True),
         ),
-        data=lambda: step_data(numbers),
+        data=partial(step_data, numbers),
         numbers=numbers,
     )
 

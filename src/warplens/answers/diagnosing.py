@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from warplens.analysis.hostpace import host_pace
+from warplens.analysis.hostpace import HostPace, host_pace
 from warplens.analysis.prediction import CHANGES, predictions
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import summarize
 from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.window import Window
 from warplens.answers.inputs import (
     Counters,
     Profile,
@@ -22,7 +25,7 @@ from warplens.answers.inputs import (
     timelines_of,
 )
 from warplens.answers.results import DiagnosisAnswer, RanksAnswer, RunAnswer
-from warplens.diagnosis import verdict
+from warplens.diagnosis import Diagnosis, verdict
 from warplens.diagnosis.across import RunDiagnosis
 from warplens.diagnosis.pace import with_step_time
 from warplens.errors import UsageError
@@ -118,11 +121,15 @@ def diagnose_selection(
         ),
         notes=diagnosis.notes,
         tables=diagnosis_tables(diagnosis)[1:],
-        data=lambda: {"window": window_data(window), **diagnosis_data(diagnosis), "pace": pace},
+        data=partial(_diagnosis_data, window, diagnosis, pace),
         diagnosis=diagnosis,
         timeline=timeline,
         window=window,
     )
+
+
+def _diagnosis_data(window: Window, diagnosis: Diagnosis, pace: HostPace | None) -> dict[str, Any]:
+    return {"window": window_data(window), **diagnosis_data(diagnosis), "pace": pace}
 
 
 def diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnswer:
@@ -148,7 +155,7 @@ def run_answer(diagnosis: RunDiagnosis, sources: tuple[str, ...], problems: tupl
         facts=(*facts(result), answer(result)),
         notes=diagnosis.notes,
         tables=(by_itself_table(diagnosis), wait_table(result)),
-        data=lambda: run_data(diagnosis),
+        data=partial(run_data, diagnosis),
         diagnosis=diagnosis,
         problems=problems,
     )
@@ -167,17 +174,16 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
         UsageError: the profiles are not of one run, or none of them can be used.
         UnreadableInputError: there is no such file.
     """
-
-    def diagnosed() -> RunAnswer:
-        return diagnose_run(profiles, window)
-
     if are_paths(profiles):
         run = analyse_ranks(paths_of(profiles), window, workers=workers)
-        return ranks_answer(run.result, run.sources, run.problems, diagnosed)
-    traces = [timeline.trace for timeline in timelines_of(profiles, "ranks")]
+        return ranks_answer(run.result, run.sources, run.problems, partial(diagnose_run, profiles, window))
+    timelines = timelines_of(profiles, "ranks")
+    traces = [timeline.trace for timeline in timelines]
     summaries = [(summary, file) for file, trace in enumerate(traces) for summary in summarize(trace, window)]
     result = across_ranks([summary for summary, _ in summaries], [file for _, file in summaries])
-    return ranks_answer(result, tuple(trace.capture.source for trace in traces), diagnose=diagnosed)
+    return ranks_answer(
+        result, tuple(trace.capture.source for trace in traces), diagnose=partial(diagnose_run, timelines, window)
+    )
 
 
 def ranks_answer(
@@ -197,7 +203,7 @@ def ranks_answer(
         facts=(*facts(result), answer(result)),
         notes=limiting_notes(result),
         tables=tuple(terminal_tables(result)),
-        data=lambda: ranks_data(result),
+        data=partial(ranks_data, result),
         result=result,
         problems=problems,
         _diagnose=diagnose,

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from warplens.answers.diagnosing import diagnose_selection, run_answer
 from warplens.answers.inputs import Profile, selected, timelines_of
-from warplens.answers.results import ReportAnswer
+from warplens.answers.results import DiagnosisAnswer, ReportAnswer
+from warplens.diagnosis.across import RunDiagnosis
 from warplens.ranks import one_run
 from warplens.report.overview.numbers import examine
 from warplens.report.write import report_data
+
+if TYPE_CHECKING:
+    from warplens.report.document import Document
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a report contains; computed when it is first needed."""
+
+    diagnosed: tuple[DiagnosisAnswer, ...]
+    run: RunDiagnosis | None
+
+    @cached_property
+    def examined(self) -> list[Any]:
+        """The numbers of each profile."""
+        return [examine(answer.timeline, answer.window, diagnosis=answer.diagnosis) for answer in self.diagnosed]
+
+    def data(self) -> dict[str, Any]:
+        """The data of the JSON."""
+        return report_data(self.examined, self.run)
+
+    def document(self) -> Document:
+        """The report itself."""
+        from warplens.report.overview.document import report_document  # charts take half a second to import
+
+        return report_document(self.examined, self.run)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `examined`, which is computed again."""
+        return {"diagnosed": self.diagnosed, "run": self.run}
 
 
 def report(
@@ -37,15 +69,7 @@ def report(
         run = one_run([selection.timeline for selection in selections], lambda timeline: timeline.window(window))
     sources = tuple(selection.source for selection in selections)
 
-    @cache
-    def examined() -> list[Any]:
-        return [examine(answer.timeline, answer.window, diagnosis=answer.diagnosis) for answer in diagnosed]
-
-    def document() -> Any:
-        from warplens.report.overview.document import report_document  # charts take half a second to import
-
-        return report_document(examined(), run)
-
+    contents = _Contents(diagnosed, run)
     rows = [
         {
             "source": answer.sources[0],
@@ -67,8 +91,8 @@ def report(
         facts=(*(() if run is None else (run.headline,)), *(answer.headline for answer in diagnosed)),
         notes=tuple(note for selection in selections for note in selection.notes),
         tables=(),
-        data=lambda: report_data(examined(), run),
+        data=contents.data,
         profiles=diagnosed,
         run=None if run is None else run_answer(run, sources),
-        _report=document,
+        _report=contents.document,
     )
