@@ -154,7 +154,7 @@ def _table(question: Question, selection: Selection, by: str | Sequence[str] = "
     }
 
 
-def _table_data(window: Window, result: Found) -> dict[str, Any]:
+def _table_data(window: Window, result: QuestionResult) -> dict[str, Any]:
     return {"window": window_data(window), **result.data, "rows": result.rows}
 
 
