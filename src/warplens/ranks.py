@@ -2,7 +2,7 @@
 
 The analysis is in `warplens.analysis.ranks` and `warplens.diagnosis`. This module runs it on many files, in worker
 processes on this machine or on an existing Dask cluster. Both run the same function per file, so that the results are
-the same. May import: `warplens.readers`, `warplens.diagnosis` and what they may import.
+the same.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def budget_parts() -> pl.DataFrame:
 
 
 def all_charts() -> dict[str, base.Chart]:
-    """Every chart once, hostile names in those that show names."""
+    """Every chart once, by the name of its function without `_chart`; hostile names in those that show names."""
     random = np.random.default_rng(1)
     ranked = kernel_table().rows.head(5).select("name", "full_name", "share", value="total_ns", fill=pl.lit("gemm"))
     wall = random.normal(65e6, 3e6, 24).astype(np.int64)
@@ -126,7 +126,40 @@ def all_charts() -> dict[str, base.Chart]:
         "memory": overtime.memory_chart(overtime.thinned_levels(memory)),
         "roofline": plane.roofline_chart(*roofline_points()),
         "waterfall": bars.waterfall_chart(("baseline step", 4_167_000), waterfall_parts(), (HOSTILE, 4_540_000)),
+        "speedup": bars.speedup_chart(cells(), "batch"),
+        "regime": bars.regime_chart(cells(), "batch"),
+        "stacked": bars.stacked_chart(
+            [(rank, [("compute", 6, "6 ms"), (HOSTILE, 3, "3 ms")]) for rank in ("rank 0", HOSTILE)],
+            {"compute": "gemm", HOSTILE: "communication"},
+            10,
+        ),
+        "curve": plane.curve_chart(curve(), x_title="batch", y_title="rate", kind="flops", laws=curve()),
     }
+
+
+def cells(rows: int = 2, columns: int = 3) -> pl.DataFrame:
+    """Rows × columns cells, the last without a figure."""
+    count = rows * columns
+    return pl.DataFrame(
+        {
+            "row": [HOSTILE if place == 0 else f"size {place}" for place in range(rows) for _ in range(columns)],
+            "column": [str(2**place) for _ in range(rows) for place in range(columns)],
+            "speedup": [0.5 + place / 2 for place in range(count - 1)] + [None],
+            "verdict": ["slower", "undecided", *["faster"] * (count - 3), None],
+            "detail": [f"detail {place}" for place in range(count)],
+            "baseline": ["launch-bound"] * (count - 1) + [None],
+            "variant": ["gpu-bound"] * (count - 1) + ["unknown"],
+            "baseline_detail": ["host"] * count,
+            "variant_detail": [None] * count,
+        }
+    )
+
+
+def curve() -> pl.DataFrame:
+    """The rates of two series at five sizes."""
+    sizes = [2**exponent for exponent in range(5)]
+    series = [(name, size, size * rate) for name, rate in (("dense", 3e12), (HOSTILE, 5e12)) for size in sizes]
+    return pl.DataFrame(series, schema=["series", "x", "y"], orient="row")
 
 
 def waterfall_parts() -> pl.DataFrame:

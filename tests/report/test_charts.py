@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import resource
+from importlib import import_module
+from inspect import isfunction
+from pkgutil import walk_packages
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report import sample
-from tests.report.sample import HOSTILE, roofline_points
+from tests.report.sample import HOSTILE, cells, roofline_points
+from warplens import report
 from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.errors import UsageError
 from warplens.report.charts import bars, overtime, plane
@@ -103,6 +107,13 @@ def test_every_kernel_category_has_a_colour_of_its_own():
     named = [category for category in CATEGORIES if category != OTHER]
     assert [category_fill(category) for category in named] == named
     assert category_fill("something new") == "other"
+
+
+def test_the_sample_has_every_chart():
+    modules = [import_module(info.name) for info in walk_packages(report.__path__, "warplens.report.")]
+    functions = [each for module in modules for each in vars(module).values() if isfunction(each)]
+    drawing = {each.__name__ for each in functions if each.__annotations__.get("return") == "Chart"}
+    assert {name.removesuffix("_chart") for name in drawing if not name.startswith("_")} == CHARTS.keys()
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -263,24 +274,6 @@ def test_charts_of_nothing_can_still_be_drawn():
         }
     )
     assert overtime.steps_chart(empty_steps).svg("nothing").startswith("<svg")
-
-
-def cells(rows: int = 2, columns: int = 3) -> pl.DataFrame:
-    """Rows × columns cells, the last without a figure."""
-    count = rows * columns
-    return pl.DataFrame(
-        {
-            "row": [HOSTILE if place == 0 else f"size {place}" for place in range(rows) for _ in range(columns)],
-            "column": [str(2**place) for _ in range(rows) for place in range(columns)],
-            "speedup": [0.5 + place / 2 for place in range(count - 1)] + [None],
-            "verdict": ["slower", "undecided", *["faster"] * (count - 3), None],
-            "detail": [f"detail {place}" for place in range(count)],
-            "baseline": ["launch-bound"] * (count - 1) + [None],
-            "variant": ["gpu-bound"] * (count - 1) + ["unknown"],
-            "baseline_detail": ["host"] * count,
-            "variant_detail": [None] * count,
-        }
-    )
 
 
 def marks(spec) -> list[dict]:

@@ -5,6 +5,6 @@ several (`grid`). They share a `Timeline`, which is a `Trace` plus the joins tha
 once, and a `Window`, the stated part of the profile that the numbers speak of. Results are not formatted: times stay
 int64 nanoseconds, shares stay 0–1.
 
-May import: `warplens.profile` and `warplens.errors`. A new question becomes a new module with one public function of
+A new question becomes a new module with one public function of
 `(timeline, window)`, its result's schema declared beside it.
 """

@@ -4,8 +4,8 @@ A profile is a path, a folder, `demo:NAME`, a `Trace`, a `Timeline`, or a `torch
 block; anything else raises at the call (`inputs`). An answer (`results`) is immutable, has `.frame`, `.to_dict()` and
 `.save()`, and displays itself in a notebook.
 
-The command line uses the same functions. May import: `warplens.report`, `warplens.ranks` and what they may import.
-Each module holds the functions of one topic, and is loaded when one of them is first used.
+The command line uses the same functions. Each module holds the functions of one topic, and is loaded when one of them
+is first used.
 """
 
 from __future__ import annotations

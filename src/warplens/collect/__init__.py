@@ -5,6 +5,6 @@ Modules: `commands` and `compute` (pure functions that build the commands of nsy
 `capture` for users' own programs), `torch_run` (runs in the interpreter of the program), `doctor` (the checks).
 Importing them does not import torch.
 
-May import readers, analysis, profile and errors. A new tool gets a module of its own, with a table of its options and
+A new tool gets a module of its own, with a table of its options and
 the version since which each exists.
 """

@@ -9,6 +9,6 @@ transfers and FLOPs), `matching` (of kernel launches), `places` (GPU work by ann
 comparability), `host` (the sides, their launches, the cost of a launch on the host, the bound of a side). A further
 view of the difference is a field of `StepDifference`.
 
-Grids of measurements are in `warplens.studies.sweeps`. May import `warplens.analysis`, `warplens.profile` and
-`warplens.errors`: files are read before. Significance of single changes, wording and formatting are up to the reports.
+Grids of measurements are in `warplens.studies.sweeps`. Files are read before.
+Significance of single changes, wording and formatting are up to the reports.
 """

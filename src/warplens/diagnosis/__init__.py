@@ -4,8 +4,6 @@ Lives here: `rule` (what a finding is declared as) and `rules` (the findings the
 see it: work and pauses that add up to it), `claims` (which cause owns which nanosecond, none of them twice), `evidence`
 (what several rules look at), `thresholds` (every shared limit with its reason), `findings` (what a diagnosis is made
 of) and `verdict` (`diagnose`, which applies the rules and ranks what they find).
-
-May import: `warplens.analysis`, `warplens.profile` and `warplens.errors`.
 """
 
 from warplens.diagnosis.findings import EVIDENCE_UNITS, SEVERITIES, Coverage, Diagnosis, Finding, PhaseVerdict, Remedy

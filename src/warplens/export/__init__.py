@@ -1,5 +1,5 @@
 """Export of profiles to other programs, one module per target.
 
-May import: `warplens.profile`, `warplens.analysis` and `warplens.errors`. A new target is a module with one function,
+A new target is a module with one function,
 and a line in the command `warplens export`.
 """

@@ -3,7 +3,7 @@
 Lives here: `Trace` (tables of events), `Capture` and `Note` (origin of a profile, and its gaps), `Device` (a GPU's
 limits); `schema` (columns and tables); and `columns` (columns that several tables share).
 
-May import: nothing of Warplens but `warplens.errors`. A new kind of recorded fact becomes a table in `trace.TABLES` and
+A new kind of recorded fact becomes a table in `trace.TABLES` and
 a field of `Trace`.
 """
 

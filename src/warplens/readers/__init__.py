@@ -7,8 +7,7 @@ facts about its profiler are the `Recorder` in its captures. To add one:
 2. name the reader below, in the list of those that answer the same questions;
 3. test it.
 
-Nothing else in Warplens knows formats: `read`, `read_counters`, `discover` and `warplens.scrub` ask the readers. May
-import: `warplens.profile`, `warplens.errors`, `warplens.secrets` and `warplens.wire`.
+Nothing else in Warplens knows formats: `read`, `read_counters`, `discover` and `warplens.scrub` ask the readers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ numbers to blocks), `questions` (what can be asked of one profile with a table a
 HTML, SVG and PNG), `text` (numbers and names for people: the only place where a quantity is rounded), and
 the documents themselves (`overview`, `comparison`, `counters`, `ranks`, `measured`).
 
-May import: `warplens.profile`, `warplens.analysis`, `warplens.compare`, `warplens.diagnosis`. Altair, Jinja2,
-vl-convert and Rich are imported by the few functions that need them, so that JSON output stays fast. A new table is a
-question; a new section of a document is a line in its list of sections.
+Altair, Jinja2, vl-convert and Rich are imported by the few functions that need them, so that JSON output stays fast. A
+new table is a question; a new section of a document is a line in its list of sections.
 """

@@ -5,7 +5,7 @@
 precision; counting launches); `measurement`, `samples` (statistics), and `cells` (grids of settings that survive cells
 without enough memory; description of the machine).
 
-May import `warplens.errors` alone. PyTorch is imported by the modules that compute with it, and only when one of them
+PyTorch is imported by the modules that compute with it, and only when one of them
 is used: this package, `registry`, `settings`, `cells` and `samples` do without it. Measuring needs neither Polars nor
 SciPy, so that it runs on a bare machine with PyTorch: hence the separate statistics in `samples`.
 

@@ -8,6 +8,5 @@ report with a trace of the same program, `comparison` compares two reports, and 
 Every function is pure: `KernelCounters` in, a frame out, its `Table` declared beside it; a row's `launch` is the row of
 `KernelCounters.launches`. Shares are 0–1. Counters describe the inside of one kernel, never the time between kernels.
 
-May import: `warplens.profile`, `warplens.errors`, `analysis.kernel_names`, and `analysis.timeline` for traces. A new
-question becomes a module with one function of `KernelCounters`; a new fault a line in `bounds`.
+A new question becomes a module with one function of `KernelCounters`; a new fault a line in `bounds`.
 """

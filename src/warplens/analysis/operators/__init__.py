@@ -3,5 +3,5 @@
 `places` nests the operators of each thread, links backward operators to forward ones, and attributes GPU work to the
 part of the program (module, annotation, operator, Python function) that it belongs to; `statistics` sums them up,
 `coverage` measures how much of the GPU work they explain. New questions about operators go here; analyses without
-operators belong one level up. May import the rest of `warplens.analysis` and `warplens.profile`.
+operators belong one level up.
 """
