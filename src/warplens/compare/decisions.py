@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 
 from warplens.compare.shift import (
+    RESAMPLED_UP_TO,
     Samples,
     Shift,
     centres_and_variances,
@@ -18,6 +19,7 @@ from warplens.compare.shift import (
     in_turns,
     power,
     shift_between,
+    t_quantile,
     trend,
     units,
     variance_limit,
@@ -104,8 +106,9 @@ def needed_units(shift: Shift, margin: float) -> int | None:
 
     The smaller of two numbers: of units that show a difference, and of units for which the whole interval is within the
     margin. An observed difference beyond the margin may overestimate the true one, so it is reduced by one standard
-    error, but not below the margin. The effect of a clear drift does not decrease with the number of units. `margin` is
-    the share up to which differences count as none.
+    error, but not below the margin. The effect of a clear drift does not decrease with the number of units. Up to
+    `RESAMPLED_UP_TO` units, the interval is taken to stay as much wider than Student's as the bootstrap made it.
+    `margin` is the share up to which differences count as none.
     """
     if not shift.freedom:
         return None
@@ -114,12 +117,14 @@ def needed_units(shift: Shift, margin: float) -> int | None:
     drift = max((abs(found.shift) for found in clear), default=0.0)
     assumed = max(min(distance, limit), distance - shift.error, distance / 2)
     variance = shift.variance * variance_limit(shift.freedom, _VARIANCE_CONFIDENCE)
+    wider = shift.critical / float(t_quantile(shift.level, shift.freedom))
 
     def decides(count: int) -> bool:
         error = math.sqrt(variance / count)
         freedom = max(shift.freedom * count / shift.count, 1.0)
-        differs, _ = power(assumed - drift, limit, error, freedom, shift.level)
-        _, same = power(distance, limit - drift, error, freedom, shift.level)
+        widened = wider if count <= RESAMPLED_UP_TO else 1.0
+        differs, _ = power(assumed - drift, limit, error, freedom, shift.level, widened)
+        _, same = power(distance, limit - drift, error, freedom, shift.level, widened)
         return same >= POWER or (assumed > drift and differs >= POWER)
 
     low, high = min(shift.counts), min(shift.counts) + 1

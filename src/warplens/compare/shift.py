@@ -160,7 +160,9 @@ def t_quantile(level: npt.ArrayLike, freedom: npt.ArrayLike) -> Float64s:
     return np.asarray(-special.stdtrit(freedom, np.minimum(level, 1.0) / 2), dtype=np.float64)
 
 
-def power(difference: float, limit: float, error: float, freedom: float, level: float) -> tuple[float, float]:
+def power(
+    difference: float, limit: float, error: float, freedom: float, level: float, widened: float = 1.0
+) -> tuple[float, float]:
     """The probabilities that an interval of this level excludes zero, and that it lies within ±limit.
 
     The interval is an estimate with normal error ± c·s, where (s/error)² is χ²/f: both probabilities are means over χ²,
@@ -174,13 +176,14 @@ def power(difference: float, limit: float, error: float, freedom: float, level: 
         error: standard error of the estimate; 0 if it is exact.
         freedom: degrees of freedom of the error.
         level: probability that the interval misses the true value.
+        widened: the interval's critical value / Student's.
     """
     from scipy import special
 
     if error <= 0:
         return 1.0, float(difference < limit)
     shares = (_NODES + 1) / 2
-    half_width = t_quantile(level, freedom) * np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
+    half_width = widened * t_quantile(level, freedom) * np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
     distance, bound = abs(difference) / error, limit / error
     excludes = special.ndtr(distance - half_width) + special.ndtr(-distance - half_width)
     within = np.maximum(special.ndtr(bound - half_width - distance) - special.ndtr(half_width - bound - distance), 0.0)

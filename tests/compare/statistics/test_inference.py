@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +33,15 @@ from benchmarks.comparison_errors import (
 from scipy import stats
 
 from tests.tiers import thinned
-from warplens.compare.decisions import Comparison, Interval, NoiseFloor, compare, ratio_interval, regression
+from warplens.compare.decisions import (
+    Comparison,
+    Interval,
+    NoiseFloor,
+    compare,
+    needed_units,
+    ratio_interval,
+    regression,
+)
 from warplens.compare.many import DIFFERENCES, adjusted, many_differences
 from warplens.compare.shift import (
     Samples,
@@ -118,6 +127,23 @@ def test_power_agrees_with_a_simulated_test():
     excludes, within = power(difference, limit, math.sqrt(2 / count), 14, 0.05)
     assert excludes == pytest.approx((np.abs(estimate) > reach).mean(), abs=0.015)
     assert within == pytest.approx((np.abs(estimate) + reach < limit).mean(), abs=0.015)
+
+
+def test_the_number_of_steps_needed_is_for_an_interval_as_wide_as_the_present_one():
+    """Intervals three times as wide as Student's of normal data: the simulated power is 80 % with that number."""
+    generator = np.random.default_rng(0)
+    sides = [Samples.of([1e6 * np.exp(generator.normal(mean, 0.02, 20))]) for mean in (0, 0.035)]
+    shift = shift_between(*sides, level=0.05, seed=0)
+    shift = replace(shift, critical=3 * float(t_quantile(0.05, shift.freedom)), trends=(None, None, None))
+    needed = needed_units(shift, 0.0)
+    variance = shift.variance * variance_limit(shift.freedom, 0.8)
+    freedom, error = shift.freedom * needed / shift.count, math.sqrt(variance / needed)
+    assumed = max(shift.estimate - shift.error, shift.estimate / 2)
+    estimates = generator.normal(assumed, error, 100_000)
+    errors = error * np.sqrt(generator.chisquare(freedom, estimates.size) / freedom)
+    found = (estimates > 3 * stats.t.ppf(0.975, freedom) * errors).mean()
+    assert 20 < needed < 200
+    assert found == pytest.approx(0.8, abs=0.02)
 
 
 @pytest.mark.parametrize(("freedom", "place"), [(1, 1.0), (1, 12.7), (2.3, 0.5), (5, 3.0), (19, 2.8), (400, 3.0)])
