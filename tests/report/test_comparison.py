@@ -13,6 +13,8 @@ import polars as pl
 import pytest
 
 from tests import shipped
+from tests.compare.difference.programs import Launch, program
+from tests.compare.difference.programs import side as costed_side
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from tests.report.conftest import Visit
@@ -329,6 +331,24 @@ def test_nothing_is_most_of_a_change_that_others_oppose(paradox):
     text = cause_sentence(replace(paradox.difference, wall=replace(wall, parts=opposed)), grown)
     assert "most of it" not in text
     assert "above all in matrix products (GEMM) (+3.00 ms per step), against −1.00 ms in elementwise" in text
+
+
+def test_gaps_near_the_limit_count_on_both_sides():
+    """0.9 % and 1.1 % of the window lie between equal steps: on one side alone, they would be a slowdown of 1 %."""
+    sides = []
+    for pause in (900, 1100):
+        one = costed_side(program([Launch()] * 8, steps=8, pause=pause))
+        sides.append(TraceFiles.of("a", [one], [()]))
+    begins = [np.array([step.start_ns for step in files.typical.window.steps]) for files in sides]
+    assert [files.typical.has_gaps for files in sides] == [False, True]
+    found = compare_steps(*sides, margin=0.02, level=0.05).comparison
+    assert found.ratio.estimate == pytest.approx(np.diff(begins[1]).mean() / np.diff(begins[0]).mean(), rel=1e-9)
+
+
+def test_sides_without_gaps_keep_their_last_step_beside_a_side_with_gaps():
+    sides = [TraceFiles.of("a", [costed_side(program([Launch()] * 8, pause=pause))], [()]) for pause in (0, 50_000)]
+    samples = compare_steps(*sides, margin=0.02, level=0.05).samples
+    assert [side.count for side in samples] == [len(sides[0].typical.window.steps), samples[0].count - 1]
 
 
 def test_what_cannot_be_compared_has_no_verdict(paradox):

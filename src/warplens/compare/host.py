@@ -257,8 +257,11 @@ def _cost_of_calls(timeline: Timeline, since_ns: int | None) -> Int64s:
 # counts as one repetition.
 
 #: If more than this share of the window lies between steps, a step lasts until the next one begins: what the program
-#: does in between (loading data, logging) is part of every repetition.
+#: does in between (loading data, logging) is part of every repetition. So do the steps of the side it is compared with:
+#: else a share just below on one side and just above on the other would be a difference of its own.
 _GAP_SHARE: Final = 0.01
+#: Up to this share, a step's time hardly depends on whether gaps count, and the last step need not be left out.
+_LEAST_GAP_SHARE: Final = 0.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,9 +299,14 @@ class Side:
         return complement(steps, int(steps.starts[0]), int(steps.ends[-1]))
 
     @property
+    def gap_share(self) -> float:
+        """The share of the window that lies between steps."""
+        return total(self.gaps) / max(self.window.duration_ns, 1)
+
+    @property
     def has_gaps(self) -> bool:
         """Whether the time between steps counts as part of the steps."""
-        return total(self.gaps) > _GAP_SHARE * max(self.window.duration_ns, 1)
+        return self.gap_share > _GAP_SHARE
 
     @cached_property
     def work_rows(self) -> Int64s:
@@ -332,13 +340,17 @@ class Side:
         return rows[inside], step[inside]
 
 
-def step_samples(side: Side) -> Samples:
+def step_samples(side: Side, *, with_gaps: bool | None = None) -> Samples:
     """The duration of each step of the window, as one block.
 
-    A step lasts from its begin to its end. If there is much time between steps (`has_gaps`), it lasts until the next
-    one begins, and the last step, whose end is then unknown, is left out if there are others. A window without steps
-    gives one duration, its length. For a range, the duration of a step is the time of the range's spans on the GPU
-    until the next step begins; steps without any are left out.
+    A step lasts from its begin to its end. `with_gaps`, it lasts until the next one begins, and the last step, whose
+    end is then unknown, is left out if there are others, and any gaps to speak of. A window without steps gives one
+    duration, its length. For a range, the duration of a step is the time of the range's spans on the GPU until the next
+    step begins; steps without any are left out.
+
+    Args:
+        side: the side.
+        with_gaps: whether the time between steps counts; None if that is for this side alone to say (`has_gaps`).
 
     Raises:
         UsageError: the window has no length, or its range takes no time.
@@ -346,13 +358,18 @@ def step_samples(side: Side) -> Samples:
     if side.window.range_name is not None:
         times = range_times(side, side.window.range_name)
         return Samples.of([times[times > 0]])
-    starts, ends = side.step_times
-    if side.has_gaps and len(starts) > 1:
-        return Samples.of([np.diff(starts)])
+    starts, ends = _measured_steps(side, with_gaps)
     return Samples.of([ends - starts])
 
 
-def gpu_work_samples(side: Side) -> Samples | None:
+def _measured_steps(side: Side, with_gaps: bool | None) -> Intervals:
+    """Begin and end of each step that is measured (`step_samples`)."""
+    starts, ends = side.step_times
+    counted = side.has_gaps if with_gaps is None else with_gaps and side.gap_share > _LEAST_GAP_SHARE
+    return Intervals(starts[:-1], starts[1:]) if counted and len(starts) > 1 else Intervals(starts, ends)
+
+
+def gpu_work_samples(side: Side, *, with_gaps: bool | None = None) -> Samples | None:
     """The time in which the GPU computed in each step of `step_samples`, as one block; a mean over the devices.
 
     As in `WallSplit.gpu_change_share`, computing is kernels other than communication, and CUDA graphs with hidden
@@ -363,9 +380,7 @@ def gpu_work_samples(side: Side) -> Samples | None:
     devices = timeline.devices_in(window)
     if window.range_name is not None or not devices:
         return None
-    starts, ends = side.step_times
-    if side.has_gaps and len(starts) > 1:
-        starts, ends = starts[:-1], starts[1:]
+    starts, ends = _measured_steps(side, with_gaps)
     communicates = (categories_of(timeline.trace.kernels["full_name"]) == "communication").to_numpy()
     by_device = []
     for device in devices:

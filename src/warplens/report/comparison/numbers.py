@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -49,6 +49,8 @@ class TraceFiles:
     copies: tuple[str, ...] = ()  #: sources of files with the same step times as one of `files`
     #: whether the files are in the order of their recording, and if so, whether in turns with the other side's
     order: Literal["unknown", "known", "turns"] = "unknown"
+    #: whether the time between steps counts, of which both sides decide together; None if each file decides for itself
+    with_gaps: bool | None = None
 
     @classmethod
     def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
@@ -74,13 +76,14 @@ class TraceFiles:
 
     def samples(self) -> Samples:
         """Step times, one block per file."""
-        return self._samples([block for side in self.files for block in step_samples(side).blocks])
+        steps = (step_samples(file, with_gaps=self.with_gaps) for file in self.files)
+        return self._samples([block for samples in steps for block in samples.blocks])
 
     def gpu_work_samples(self) -> Samples | None:
         """GPU computing time of each step, one block per file; None if a file has a step without any."""
         blocks: list[Float64s] = []
         for file in self.files:
-            samples = gpu_work_samples(file)
+            samples = gpu_work_samples(file, with_gaps=self.with_gaps)
             if samples is None:
                 return None
             blocks += samples.blocks
@@ -143,6 +146,8 @@ def compare_steps(
         flops: floating-point operations per step of each side, if known from elsewhere.
         counters: comparison of hardware counters of both sides.
     """
+    with_gaps = any(file.has_gaps for side in (baseline, variant) for file in side.files)
+    baseline, variant = replace(baseline, with_gaps=with_gaps), replace(variant, with_gaps=with_gaps)
     samples = baseline.samples(), variant.samples()
     comparison = compare(*samples, margin=margin, level=level)
     difference = step_difference(baseline.typical, variant.typical, flops=flops)
