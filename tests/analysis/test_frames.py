@@ -12,7 +12,7 @@ class Kept:
     """An object that stores results."""
 
     def __init__(self) -> None:
-        self.answers: dict[tuple[object, ...], Any] = {}
+        self.cache: dict[tuple[object, ...], Any] = {}
 
 
 @once
