@@ -149,11 +149,11 @@ _OUTSIDE_RANGES_SHARE: Final = 0.05
 _MOSTLY: Final = 0.5
 
 #: A median of three is the smallest that one disturbed step cannot determine.
-_STEPS_FOR_SPREAD: Final = 3
+STEPS_FOR_SPREAD: Final = 3
 
 #: Repetitions of one workload run the same kernels; beyond this difference the steps are not comparable (other sequence
 #: lengths, evaluation in between, a recompilation).
-_SAME_KERNELS_SHARE: Final = 0.05
+SAME_KERNELS_SHARE: Final = 0.05
 
 #: Work between and behind the steps matters like theirs from this share of all work on.
 _LEFT_OUT_SHARE: Final = 1 / 3
@@ -162,7 +162,7 @@ _LEFT_OUT_SHARE: Final = 1 / 3
 _BEFORE_STEPS: Final = ("start-up", "compilation", "warm-up", "not recorded")
 
 #: Below this share of the busy time, hidden graph interiors change no ranking.
-_HIDDEN_SHARE: Final = 0.01
+HIDDEN_SHARE: Final = 0.01
 
 #: Profilers always cost some percent of host time; beyond this share the host side of the budget is the profiler's.
 _OVERHEAD_SHARE: Final = 0.05
@@ -247,7 +247,7 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
     if graphs.hidden_share:
         yield Note(
             "graph-level-tracing",
-            NoteLevel.WARNING if graphs.hidden_share > _HIDDEN_SHARE else NoteLevel.INFO,
+            NoteLevel.WARNING if graphs.hidden_share > HIDDEN_SHARE else NoteLevel.INFO,
             f"{100 * graphs.hidden_share:.1f} % of the GPU's busy time lies inside "
             f"{graphs.whole_launches:,} CUDA graph "
             "executions traced as a whole: the GPU is busy, but its kernels are unknown.",
@@ -415,12 +415,12 @@ def _number_of_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "The window has no repeating steps: the numbers may include warm-up, and none is per step.",
             None if asked_for else timeline.trace.capture.recorder.remedies.get("no-steps"),
         )
-    elif count < _STEPS_FOR_SPREAD:
+    elif count < STEPS_FOR_SPREAD:
         yield Note(
             "few-steps",
             NoteLevel.INFO,
             f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary is unknown.",
-            f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
+            f"Record at least {STEPS_FOR_SPREAD} steps after warm-up",
         )
 
 
@@ -431,7 +431,7 @@ def _unequal_steps(timeline: Timeline, window: Window) -> Iterator[Note]:
     count, cycle = len(window.steps), timeline.steps.cycle
     work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
     kernels = counts_of_steps(work.filter(pl.col("kind") == "kernel"), window)
-    allowed = _SAME_KERNELS_SHARE * float(np.median(kernels))
+    allowed = SAME_KERNELS_SHARE * float(np.median(kernels))
     if int(np.ptp(kernels)) <= allowed:
         return
     # Steps that do more in turn are compared with those at the same place of their cycle.

@@ -12,3 +12,8 @@ view of the difference is a field of `StepDifference`.
 Grids of measurements are in `warplens.studies.sweeps`. Files are read before.
 Significance of single changes, wording and formatting are up to the reports.
 """
+
+from typing import Final
+
+#: The sides of a comparison; here, since machines that only measure have no Polars.
+SIDES: Final = ("baseline", "variant")

@@ -15,10 +15,11 @@ import polars as pl
 
 from warplens.analysis.frames import sum_by
 from warplens.analysis.phases import phase_of_work
-from warplens.analysis.quality import aborted_steps
+from warplens.analysis.quality import HIDDEN_SHARE, SAME_KERNELS_SHARE, STEPS_FOR_SPREAD, aborted_steps
 from warplens.analysis.streams import graph_summary
 from warplens.analysis.trees import NO_RANGE, is_operator, name_paths, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name, plain_range_name
+from warplens.compare import SIDES
 from warplens.compare.host import range_times
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table
@@ -91,8 +92,6 @@ def _below_step(path: Path, step_name: str | None) -> Path:
     of_step = [name == step_name or is_step_name(generic_name(name)) for name in path]
     return path[len(path) - of_step[::-1].index(True) :] if any(of_step) else path
 
-
-SIDES: Final = ("baseline", "variant")
 
 #: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` excludes inner ranges; own times sum
 #: to the GPU time of the side. A range that a side lacks has 0.
@@ -229,14 +228,8 @@ def _change(totals: list[int], repeats: tuple[int, int]) -> float:
     return (totals[1] * repeats[0] - totals[0] * repeats[1]) / (repeats[0] * repeats[1])
 
 
-#: Steps needed to estimate their spread.
-_STEPS_FOR_SPREAD: Final = 3
-
 #: Work between steps below this share of the GPU time is not reported.
 _BETWEEN_SHARE: Final = 0.01
-
-#: Hidden kernels of graphs below this share of the busy time are not reported.
-_HIDDEN_SHARE: Final = 0.01
 
 #: If less than this share of the kernel time is matched by name, the sides run different programs.
 _MATCHED_SHARE: Final = 0.5
@@ -244,15 +237,12 @@ _MATCHED_SHARE: Final = 0.5
 #: Steps of other names, or guessed on both sides, that differ by this factor are different parts of a program.
 _OTHER_PARTS: Final = 1.8
 
-#: Steps, and files of repeats, are unequal if their number of kernels differs by more than this share of the median.
-SAME_KERNELS_SHARE: Final = 0.05
-
 
 def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels: KernelChanges) -> tuple[Note, ...]:
     """Notes on the comparability of two sides, the most severe first."""
     notes = (
         *_without_work(baseline, variant),
-        *_aborted(baseline, variant),
+        *aborted_notes(baseline, variant),
         *_environment(baseline, variant),
         *_same_recording(baseline, variant),
         *_repetitions(baseline, variant),
@@ -272,7 +262,8 @@ def _without_work(*sides: Side) -> Iterator[Note]:
             yield Note("no-gpu-work", NoteLevel.BLOCKING, text, "Record with CUDA tracing, or choose another window")
 
 
-def _aborted(*sides: Side) -> Iterator[Note]:
+def aborted_notes(*sides: Side) -> Iterator[Note]:
+    """Notes on sides with steps that did not finish."""
     for side in sides:
         aborted = aborted_steps(side.timeline, side.window)
         if aborted:
@@ -346,10 +337,10 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
         if baseline.repeats != variant.repeats:
             text = f"{baseline.repeats} and {variant.repeats} steps: numbers are means per step"
             yield Note("different-steps", NoteLevel.INFO, text)
-        few = [f"{side.name} {side.repeats}" for side in (baseline, variant) if side.repeats < _STEPS_FOR_SPREAD]
+        few = [f"{side.name} {side.repeats}" for side in (baseline, variant) if side.repeats < STEPS_FOR_SPREAD]
         if few:
             text = f"Too few steps to know their spread ({', '.join(few)})"
-            yield Note("few-steps", NoteLevel.WARNING, text, f"Record {_STEPS_FOR_SPREAD} steps or more, after warm-up")
+            yield Note("few-steps", NoteLevel.WARNING, text, f"Record {STEPS_FOR_SPREAD} steps or more, after warm-up")
     if baseline.window.range_name != variant.window.range_name:
         text = (
             f"One side counts {baseline.window.range_name or 'all work'}, the other "
@@ -406,7 +397,7 @@ def _in_some_steps(baseline: Side, variant: Side, name: str) -> Iterator[Note]:
 def _hidden(*sides: Side) -> Iterator[Note]:
     for side in sides:
         graphs = graph_summary(side.timeline, side.window)
-        if graphs.whole_launches and (graphs.hidden_share or 0.0) > _HIDDEN_SHARE:
+        if graphs.whole_launches and (graphs.hidden_share or 0.0) > HIDDEN_SHARE:
             text = (
                 f"{side.name}: {100 * (graphs.hidden_share or 0.0):.0f} % of the GPU's busy time is inside CUDA "
                 "graphs that were traced as a whole: their kernels are missing from it, not removed"

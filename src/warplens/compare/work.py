@@ -11,8 +11,9 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, sum_by
 from warplens.analysis.work.catalogue import operator_work
+from warplens.compare import SIDES
 from warplens.compare.matching import MATCHES, Likeness, Matching, Slots, likeness, match_slots, slots_of
-from warplens.compare.places import SEPARATOR, SIDES
+from warplens.compare.places import SEPARATOR
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.trace import LAUNCH_SIZE

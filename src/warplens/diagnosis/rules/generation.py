@@ -13,7 +13,7 @@ from warplens.analysis.headroom.shapes import tensors_with_lists
 from warplens.analysis.repetition import longest_repetition
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rules.kernels import tile_sides, tiles
+from warplens.diagnosis.rules.kernels import OF_A_THREAD, tile_sides, tiles
 from warplens.diagnosis.structure import MOST_KERNELS
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -53,8 +53,7 @@ _LEAST_IN_A_TURN: Final = 2
 #: Least part of the peak rate that such a product reaches, and the most columns of its result: they bound its input.
 _REACHED_SHARE: Final = 0.3
 _MOST_COLUMNS: Final = 16_384
-#: Most numbers that a thread writes: in passes, and in norms, which go over a row with few threads.
-_OF_A_THREAD: Final = 16
+#: Most numbers that a thread of a norm writes, which goes over a row with few threads; of other passes `OF_A_THREAD`.
 _OF_A_NORMS_THREAD: Final = 64
 #: Approximate duration of a kernel for one token: it starts and reads its weights.
 _OF_A_TOKEN_NS: Final = 5_000
@@ -287,7 +286,7 @@ def _wide_products(facts: Facts, kernels: Int64s) -> Int64s | None:
     is_wide = (tile_sides(facts, kernels[wide[:1]]) >= _LEAST_SIDE).all()  # not if unknown
     if spent.max() < _LEAST_SHARE * own_ns.sum() or not is_wide:
         return None
-    chosen = np.flatnonzero((program.marked("searching") | program.labelled("random"))[kernels])
+    chosen = _choices(program, kernels)
     turn = np.searchsorted(chosen, wide)
     begins = np.flatnonzero(np.r_[True, turn[1:] != turn[:-1]])
     counts = np.diff(np.r_[begins, len(wide)])
@@ -297,6 +296,11 @@ def _wide_products(facts: Facts, kernels: Int64s) -> Int64s | None:
     before = np.r_[-1, chosen][np.searchsorted(chosen, wide[begins])]  # the last choice before each turn
     is_looked_up = np.searchsorted(looked_up, wide[begins]) > np.searchsorted(looked_up, before)
     return wide.reshape(len(begins), -1) if is_looked_up[1:].all() else None
+
+
+def _choices(program: Program, kernels: Int64s) -> Int64s:
+    """Places among these kernels of those that choose a token: the likeliest one, or by chance."""
+    return np.flatnonzero((program.marked("searching") | program.labelled("random"))[kernels])
 
 
 def _input_stays(facts: Facts, kernels: Int64s, turns: Int64s) -> bool:
@@ -311,7 +315,7 @@ def _input_stays(facts: Facts, kernels: Int64s, turns: Int64s) -> bool:
     time_s = float(np.median(program.own_ns[kernels[wide]])) / 1e9
     read = time_s * _REACHED_SHARE * min(rates, default=0.0) / (2 * _MOST_COLUMNS)
     norms = program.labelled("normalization")[kernels]
-    written = program.threads(kernels) * np.where(norms, _OF_A_NORMS_THREAD, _OF_A_THREAD)
+    written = program.threads(kernels) * np.where(norms, _OF_A_NORMS_THREAD, OF_A_THREAD)
     products = program.products[kernels] & ~program.marked("vector-product")[kernels]
     written[products] = (program.blocks(kernels) * tiles(facts, kernels))[products]
     counts = ~program.labelled("attention")[kernels]
@@ -323,7 +327,7 @@ def _input_stays(facts: Facts, kernels: Int64s, turns: Int64s) -> bool:
             stop += 1
         counts[place:stop] = False
     inside = np.zeros(len(kernels), dtype=np.bool_)
-    chosen = np.r_[-1, np.flatnonzero((program.marked("searching") | program.labelled("random"))[kernels])]
+    chosen = np.r_[-1, _choices(program, kernels)]
     for first, last in turns[1:, [0, -1]].tolist():
         inside[chosen[np.searchsorted(chosen, first) - 1] + 1 : last] = True
     return bool(read) and bool((written[inside & counts] <= read / 2).all())  # nan, which is unknown, is not

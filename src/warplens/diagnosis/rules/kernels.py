@@ -468,6 +468,8 @@ def _could_be_narrower(facts: Facts) -> bool:
 
 #: Threads that a multiprocessor holds at a time, since compute capability 7.0 (8.6 and 8.9 hold 1536).
 _THREADS: Final = 2048
+#: Most numbers that a thread of a pass handles.
+OF_A_THREAD: Final = 16
 #: Numbers of the result that a multiprocessor has to compute at a time for full tensor core throughput.
 _TILE: Final = 64 * 128
 _TILES: Final = lazy_pattern(r"(?:tilesize|_)(\d+)x(\d+)(?:x\d+)?_")

@@ -28,7 +28,7 @@ from warplens.diagnosis.rule import (
 from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time, passes_apart
 from warplens.diagnosis.rules.optimizer import capturable, fused_call, optimizer_class
-from warplens.diagnosis.structure import Passes, backward_work, loops_of, turns_of_step
+from warplens.diagnosis.structure import MOST_KERNELS, Passes, backward_work, loops_of, turns_of_step
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import name_categories
 
@@ -150,8 +150,6 @@ _STACKED: Final = (
 _SUMS_UP: Final = lazy_pattern(r"(?i)split_?k_?reduce")
 #: Least share of the launches of a step in loops over networks.
 _STACKED_SHARE: Final = 0.5
-#: Steps of more kernels are not searched for loops.
-_MOST_KERNELS: Final = 200_000
 
 
 def _loops_over_networks(facts: Facts) -> bool:
@@ -164,7 +162,7 @@ def _loops_over_networks(facts: Facts) -> bool:
     if facts.phase is not None or not facts.window.steps:
         return False
     rows = next(iter(program.by_step()), None)
-    if rows is None or len(rows) > _MOST_KERNELS:
+    if rows is None or len(rows) > MOST_KERNELS:
         return False
     others = program.labelled("normalization", "softmax", "attention", "communication", "convolution")
     others = others | program.marked("recurrent-cell") | program.optimizing

@@ -16,7 +16,7 @@ from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.picking import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.attention import attention_masks
-from warplens.diagnosis.rules.kernels import busy_with, tiles
+from warplens.diagnosis.rules.kernels import OF_A_THREAD, busy_with, tiles
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -24,8 +24,6 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 _BY_ROWS: Final = ("elementwise", "copy-cast", "softmax", "reduction", "gather-scatter", "sort-topk", "memset")
 #: Operators that make a view of a part of a tensor, without a kernel.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
-#: Most numbers that a thread of a pass handles.
-_OF_A_THREAD: Final = 16
 
 
 class _Unread(NamedTuple):
@@ -34,6 +32,14 @@ class _Unread(NamedTuple):
     products: Bools
     passes: Bools  #: passes that handle the rows of such a product before a slice is taken
     read: float  #: the largest share that is read of one
+
+
+class _Sliced(NamedTuple):
+    """Equal products of a step of whose results a slice is read after passes over their rows."""
+
+    products: Int64s  #: rows of `Facts.work`
+    passes: Int64s  #: rows of the passes
+    read: float  #: the share that is read of one result
 
 
 class UnusedResults(StructureRule):
@@ -127,51 +133,51 @@ class UnusedResults(StructureRule):
                 )
                 if read is not None and read <= self.most_read:
                     unread[rows[place]], most = True, max(most, read)
-            if has_shapes and not unread[rows].any():
-                read = self._read_after_passes(facts, rows, large, unread, passes)
-                most = max(most, read)
+            sliced = self._sliced_after_passes(facts, rows, large) if has_shapes and not unread[rows].any() else None
+            if sliced is not None:
+                unread[sliced.products] = passes[sliced.passes] = True
+                most = max(most, sliced.read)
         return _Unread(unread, passes, most)
 
-    def _read_after_passes(self, facts: Facts, rows: Int64s, large: Int64s, unread: Bools, passes: Bools) -> float:
-        """Share that is read of the result of the last large product of a step, after passes over its rows.
+    def _sliced_after_passes(self, facts: Facts, rows: Int64s, large: Int64s) -> _Sliced | None:
+        """The last large product of a step, if a small slice of its result is read after passes over its rows.
 
-        Equal products before it, as those of earlier turns of a loop, have the same readers. All are noted in `unread`
-        and `passes`. 0 if no slice is taken, or too much is read.
+        Equal products before it, as those of earlier turns of a loop, have the same readers.
         """
         program, shapes = facts.program, facts.program.shapes()
-        if not len(large):
-            return 0.0
-        last = int(large[-1])
-        count, width = _matrix(shapes[int(rows[last])])
-        wide = self._by_rows(facts, rows[last + 1 :], count * width)
+        last = int(large[-1]) if len(large) else len(rows)
+        many, width = _matrix(shapes[int(rows[last])]) if len(large) else (0, 0)
+        wide = self._passes_by_rows(facts, rows[last + 1 :], many * width)
         after = rows[last + 1 + wide :]
         starts = facts.work["launch_start_ns"]
         # Slices that passes read are of something else, such as the labels of a loss.
-        begin, ends = starts[int(rows[last + wide])], starts.gather(after).drop_nulls()
-        if not wide or begin is None or not len(ends):
-            return 0.0
-        sliced = {math.prod(shape) for shape in first_shapes(facts, _SLICES, begin, largest(ends) or begin)}
-        size = next((size for size in (count, count * width) if size in sliced), 0)
-        read = max((max(_sizes(text) or [0], default=0) for text in shapes.gather(after).to_list()), default=0)
-        if not size or shapes.gather(after).null_count() or read > self.most_read * size:
-            return 0.0
+        begin = starts[int(rows[last + wide])] if wide else None
+        end = None if begin is None else largest(starts.gather(after).drop_nulls())
+        if begin is None or end is None:
+            return None
+        sliced = {math.prod(shape) for shape in first_shapes(facts, _SLICES, begin, end)}
+        size = next((size for size in (many, many * width) if size in sliced), 0)
+        texts = shapes.gather(after).unique()
+        if not size or texts.null_count():
+            return None
+        read = max(size for text in texts.to_list() for size in (0, *(_sizes(text) or [])))
+        if read > self.most_read * size:
+            return None
         keys = program.launched_as(rows)
         same = large[(keys[large] == keys[last]) & (shapes.gather(rows[large]) == shapes[int(rows[last])]).to_numpy()]
-        for place in same.tolist():
-            unread[rows[place]] = True
-            begins = rows[place + 1 : place + 1 + wide]
-            passes[begins] = np.array_equal(keys[place + 1 : place + 1 + wide], keys[last + 1 : last + 1 + wide])
-        return read / size
+        after_each = same[:, None] + 1 + np.arange(wide)
+        after_each = after_each[(keys[after_each] == keys[last + 1 : last + 1 + wide]).all(axis=1)]
+        return _Sliced(rows[same], rows[after_each.ravel()], read / size)
 
-    def _by_rows(self, facts: Facts, later: Int64s, size: int) -> int:
+    def _passes_by_rows(self, facts: Facts, later: Int64s, size: int) -> int:
         """How many pieces right after a product pass over its result of this size, row by row."""
-        of_rows = facts.program.labelled(*_BY_ROWS)
-        count = 0
-        for row, text in zip(later.tolist(), facts.program.shapes().gather(later).to_list(), strict=True):
-            if not of_rows[row] or size not in (_sizes(text) or []):
-                break
-            count += 1
-        return count
+        of_rows, shapes = facts.program.labelled(*_BY_ROWS), facts.program.shapes()
+        others = (
+            place
+            for place, row in enumerate(later.tolist())
+            if not of_rows[row] or size not in (_sizes(shapes[row]) or [])
+        )
+        return next(others, len(later))
 
     def _never_read(self, facts: Facts, products: Bools) -> Bools:
         """Large products of whose result no work of the window takes as many numbers, and no operator takes a part.
@@ -212,7 +218,7 @@ class UnusedResults(StructureRule):
         ):
             sizes = _sizes(text)
             # Gathers, and passes without recorded shapes, read at most what their threads handle.
-            read = count * _OF_A_THREAD if picks or sizes is None else max(sizes, default=0)
+            read = count * OF_A_THREAD if picks or sizes is None else max(sizes, default=0)
             most = max(most, 0.0 if math.isnan(read) and sizes is None else read)
             if most > self.most_read * size:
                 return None
@@ -235,7 +241,7 @@ class UnusedResults(StructureRule):
         by_time = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
         size = max(0.0 if math.isnan(by_tiles) else by_tiles, by_time)
         threads = float(program.threads(kernels).max())
-        return (math.inf if math.isnan(threads) else threads * _OF_A_THREAD) / size if size else None
+        return (math.inf if math.isnan(threads) else threads * OF_A_THREAD) / size if size else None
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         unread, passes, read = self._unread(facts)

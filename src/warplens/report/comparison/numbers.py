@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, Literal
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
-from warplens.analysis.quality import aborted_steps
+from warplens.analysis.quality import SAME_KERNELS_SHARE
 from warplens.compare.decisions import Comparison, Regression, compare, regression
 from warplens.compare.difference import SAME_MARGIN, Explanation, StepDifference, explanation, step_difference
 from warplens.compare.host import Side, SideLaunches, gpu_work_samples, step_samples
 from warplens.compare.many import many_differences
-from warplens.compare.places import SAME_KERNELS_SHARE
+from warplens.compare.places import aborted_notes
 from warplens.compare.shift import ORDER_FROM, Samples
 from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
@@ -255,14 +256,8 @@ def _other_files_notes(*sides: TraceFiles) -> Iterator[Note]:
     if len(tools) > 1:
         text = f"The files were recorded with different profilers ({', '.join(tools)}), each of which adds other times"
         yield Note("different-tool", NoteLevel.WARNING, text, "Record all files with the same tool and options")
-    for file in files:
-        if aborted := aborted_steps(file.timeline, file.window):
-            text = (
-                f"{file.timeline.trace.capture.source}: {len(aborted)} of {file.repeats} steps did not finish "
-                f"({aborted[0].reasons[0]}); a step that stops early looks fast"
-            )
-            yield Note("aborted-steps", NoteLevel.BLOCKING, text, "Compare windows whose steps finished")
-            return
+    sources = (replace(file, name=file.timeline.trace.capture.source) for file in files)
+    yield from islice(aborted_notes(*sources), 1)
 
 
 def _of_side(side: TraceFiles) -> Iterator[Note]:

@@ -29,9 +29,9 @@ from warplens.analysis.counters.memoryaccess import memory_access
 from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
+from warplens.compare import SIDES
 from warplens.compare.difference import StepDifference
 from warplens.compare.host import Side
-from warplens.compare.places import SIDES
 from warplens.errors import MissingDataError
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters

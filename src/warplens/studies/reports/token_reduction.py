@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from warplens.compare import SIDES
 from warplens.compare.decisions import compare
-from warplens.compare.places import SIDES
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from statistics import median
 from typing import Any, Final
 
+from warplens.compare import SIDES
 from warplens.errors import UsageError
 from warplens.studies.runner.engine import (
     FAILURES,
@@ -40,9 +41,6 @@ DEFAULT_REPEATS: Final = 10
 
 #: Nanoseconds in a unit that programs print.
 TIME_UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-
-#: As in `warplens.compare.places`, which needs Polars; the machine that measures may lack it.
-_SIDES: Final = ("baseline", "variant")
 
 
 #: A year: a larger printed number is not a time, and might overflow the file's 64-bit nanoseconds.
@@ -100,8 +98,8 @@ class CommandSweep:
         texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
         tasks: list[Task] = []
         for point in combinations_of(texts):
-            order = list(_SIDES)
-            words = {side: self._words(side, point) for side in _SIDES}
+            order = list(SIDES)
+            words = {side: self._words(side, point) for side in SIDES}
             name = key_of(point)
             for number in range(1, self.repeats + 1):
                 draw.shuffle(order)
@@ -157,7 +155,7 @@ class CommandSweep:
             return None
         sizes = [len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record]
         plan = Plan.exactly(max(sizes, default=1), warmup_steps=0)
-        head = sweep_head(grid, *({"side": side} for side in _SIDES))
+        head = sweep_head(grid, *({"side": side} for side in SIDES))
         return document("command", plan, self.environment, records, self.command(), head)
 
     def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
@@ -225,14 +223,14 @@ def _point(
 ) -> list[dict[str, Any]]:
     """The records of both sides at a point, from the runs done so far."""
     done = {}
-    for side in _SIDES:
+    for side in SIDES:
         runs = [results.get(f"{name} {side} {number}") for number in range(1, sweep.repeats + 1)]
         done[side] = [run for run in runs if run is not None]
     failed = {side: next((run for run in runs if run.get("status") in FAILURES), None) for side, runs in done.items()}
     # An interruption may leave one side a round ahead; only rounds of both sides form pairs.
-    rounds = min((len(done[side]) for side in _SIDES if failed[side] is None), default=0)
+    rounds = min((len(done[side]) for side in SIDES if failed[side] is None), default=0)
     records = []
-    for side in _SIDES:
+    for side in SIDES:
         cell, failure = {**point, "side": side}, failed[side]
         if failure is not None:
             reason = f"in round {len(done[side])} of {sweep.repeats}: {failure['reason']}"

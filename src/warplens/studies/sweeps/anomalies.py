@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.places import SIDES
+from warplens.compare import SIDES
 from warplens.compare.shift import t_quantile, two_sided, units
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.places import SIDES
+from warplens.compare import SIDES
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval

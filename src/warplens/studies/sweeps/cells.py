@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from warplens.compare import SIDES
 from warplens.compare.decisions import Regression, regression
-from warplens.compare.places import SIDES
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import device_name

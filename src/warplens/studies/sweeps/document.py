@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.places import SIDES
+from warplens.compare import SIDES
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt

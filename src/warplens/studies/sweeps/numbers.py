@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import polars as pl
 
+from warplens.compare import SIDES
 from warplens.compare.decisions import Comparison
-from warplens.compare.places import SIDES
 from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel

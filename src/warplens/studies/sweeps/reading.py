@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.places import SIDES
+from warplens.compare import SIDES
 from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements

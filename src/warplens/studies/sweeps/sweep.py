@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare import SIDES
 from warplens.compare.decisions import Comparison, compare
-from warplens.compare.places import SIDES
 from warplens.compare.shift import Samples, t_quantile, units
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
