@@ -298,7 +298,7 @@ _FUSED: Final = (
         "# with a causal mask: is_causal=True\n"
         "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
         "# timm: fused_attn is on by default",
-        "the passes over the scores go away, forward and backward, with the memory that they take",
+        "the passes over the scores go away, with the memory that they take",
     ),
     Remedy(
         "Use a mask that the fused kernels support",
