@@ -19,6 +19,7 @@ from tests.claims.sentences import check_texts, is_number, leaves, numbers_of
 from warplens.diagnosis.findings import CONFIDENCES, EVIDENCE_UNITS, SEVERITIES
 from warplens.diagnosis.rules import RULES
 from warplens.diagnosis.rules.copies import BlockingCopy
+from warplens.diagnosis.rules.waits import HostSync
 from warplens.diagnosis.thresholds import Thresholds
 
 #: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.
@@ -363,9 +364,9 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     if shares and known_share is not None:
         reading.same("the headline has its own share", headline, 100 * shares[0], 100 * known_share, _PERCENT)
     # What a loop runs is work, not idle time; pauses between copies of pieces or a set are the host's in the budget.
-    looped = "for every item" in headline
-    looped |= first.get("title") in {
-        BlockingCopy.variants[each].title for each in ("pieces", "fetched-set", "sent-set")
+    looped = first.get("title") in {
+        *(variant.title for variant in (HostSync.checked, HostSync.looped, HostSync.issued)),
+        *(BlockingCopy.variants[each].title for each in ("pieces", "fetched-set", "sent-set")),
     }
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
