@@ -173,6 +173,8 @@ def test_what_places_tell_with_numbers_is_not_told_again_without(numbers):
     assert places(replace(finding, places=(outside, replace(outside, range="softmax")))) == ""
     kernels = replace(finding, where=("gemm",), places=(outside,))
     assert places(kernels) == "gemm"
+    alike = tuple(f"cutlass_{'x' * 60}{type_name}{'x' * 60}_align8" for type_name in ("bf16", "fp16"))
+    assert ", " not in places(replace(finding, where=alike, places=())), "one name, where the difference is not shown"
 
 
 def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers):

@@ -328,9 +328,14 @@ def _acronyms(words: str) -> str:
 
 
 def places(finding: Finding) -> str:
-    """The ranges or kernels of a finding in one line; empty if `place_lines` names one of them already."""
+    """The ranges or kernels of a finding in one line; empty if `place_lines` names one of them already.
+
+    Kernels whose names differ only behind the part that is shown are one name.
+    """
     placed = {name for place in finding.places for name in (place.operator, place.range)}
-    return "" if placed & set(finding.where) else ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where)
+    if placed & set(finding.where):
+        return ""
+    return ", ".join(dict.fromkeys(fmt.shorten(fmt.printable(name)) for name in finding.where))
 
 
 def is_named(place: Place) -> bool:

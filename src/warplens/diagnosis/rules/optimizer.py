@@ -211,6 +211,7 @@ class UnfusedOptimizer(Rule):
         "AdamW with foreach makes about 20 memory accesses per parameter, fused AdamW 7; short lists are not "
         "memory-bound.",
     )
+    lists_bound_share = Limit(0.95, "A lower limit of what remains: short lists wait for launches, not for memory.")
     least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
     least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
     least_groups = Limit(
@@ -300,7 +301,8 @@ class UnfusedOptimizer(Rule):
             which = pl.Series(lists if on_lists else turns)
             launches = int(which.sum())
         claimed_ns = claims.total_ns(self.id)
-        lists_ns = int(0.35 * facts.program.own_ns[lists].sum()) if on_lists else 0
+        beyond = float(self.lists_bound_share) - float(self.lists_saved_share)
+        lists_ns = int(beyond * facts.program.own_ns[lists].sum()) if on_lists else 0
         return self.raised(
             facts,
             claimed_ns,
