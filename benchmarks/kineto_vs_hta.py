@@ -32,7 +32,7 @@ _OURS = "Warplens: the same (kernels, categories, time budget with idle causes)"
 _SAME = """
 import sys
 from pathlib import Path
-from warplens.cli.edge import reuse_freed_memory
+from warplens.cli.process import reuse_freed_memory
 reuse_freed_memory([Path(sys.argv[1])])
 import warplens
 from warplens.analysis.kernels import kernel_statistics

@@ -27,8 +27,8 @@ from typing import Final, cast
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, Finding, Remedy, diagnose
-from warplens.diagnosis.pace import with_step_time
 from warplens.diagnosis.rule import SPREADS, Model
+from warplens.diagnosis.unprofiled import with_step_time
 from warplens.errors import UsageError
 from warplens.readers import read
 

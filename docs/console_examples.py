@@ -23,8 +23,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from warplens.cli.edge import DEFECT
 from warplens.cli.main import app
+from warplens.cli.process import DEFECT
 
 __all__ = ["Example", "empty_folder", "examples", "pages"]
 

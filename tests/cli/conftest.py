@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.small_export import write_export
-from warplens.cli.edge import start_afresh
 from warplens.cli.main import app
+from warplens.cli.process import start_afresh
 
 
 @dataclass(frozen=True)

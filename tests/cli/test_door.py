@@ -15,8 +15,8 @@ import pytest
 import warplens as package
 from tests.cli.conftest import Run, run_in_process
 from tests.shipped import capture, files
-from warplens.cli.edge import DONE, UNUSABLE
 from warplens.cli.main import with_shipped_profiles
+from warplens.cli.process import DONE, UNUSABLE
 from warplens.diagnosis.findings import times
 from warplens.errors import UsageError
 

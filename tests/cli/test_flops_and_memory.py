@@ -27,8 +27,8 @@ from warplens.analysis.ranges import range_statistics
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.cli import memory
-from warplens.cli.edge import State
 from warplens.cli.memory import parse_size
+from warplens.cli.process import State
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.profile.trace import TEXT_BYTES, TEXTS
 from warplens.readers import events_in, read, sqlite

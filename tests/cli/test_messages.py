@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from warplens.cli import edge as messages
+from warplens.cli import process as messages
 
 
 class Terminal(io.StringIO):

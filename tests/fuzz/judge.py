@@ -24,7 +24,7 @@ from random import Random
 from tests.fuzz.mutators import mutated
 from tests.fuzz.seeds import Seed, seeds
 from warplens.analysis.timeline import Timeline
-from warplens.cli import edge
+from warplens.cli import process
 from warplens.profile import Trace
 from warplens.readers import EVERYTHING
 from warplens.readers.opening import ReadOptions
@@ -145,14 +145,14 @@ def _run(words: list[str]) -> Ended:
     from warplens.cli.main import app
 
     _seen.clear()
-    edge._verdict = _verdict
+    process._verdict = _verdict
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="replace", newline="") for _ in range(2))
     code: int | None = None
     try:
         with watched() as grown, redirect_stdout(out), redirect_stderr(err):
             if words[0] == "read":
-                sys.exit(edge.guarded(lambda: _read(Path(words[1])), debug=False))
+                sys.exit(process.guarded(lambda: _read(Path(words[1])), debug=False))
             app(words)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
@@ -208,7 +208,7 @@ def _wrong(words: list[str], code: int | None, answer: str, complaint: str) -> t
 
 #: The errors that the case at hand ended with, as the edge of the program got them.
 _seen: list[BaseException] = []
-_judge_error = edge._verdict
+_judge_error = process._verdict
 
 
 def _verdict(error: BaseException) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from tests.fuzz.judge import OWN, Ended, TooLongError, memory_folder, place_of, 
 from tests.fuzz.mutators import database, mutated
 from tests.fuzz.reference import changed_trace, of_database, of_trace, tables_of
 from tests.fuzz.seeds import Seed, one_of, seeds
-from warplens.cli import edge
+from warplens.cli import process
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import LONGEST_NAME
@@ -70,9 +70,9 @@ def bounded(run: Callable[[], str], what: str, seed: Seed) -> Ended:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        code, text = edge._verdict(error)
-        line = edge.one_line(text)[:300]
-        if code != edge.UNUSABLE:
+        code, text = process._verdict(error)
+        line = process.one_line(text)[:300]
+        if code != process.UNUSABLE:
             wrong = f"defect {code}: {type(error).__name__} at {place_of(error)}"
     if more := grown():
         return Ended(code, f"memory: {what}", more)

@@ -27,7 +27,7 @@ from warplens.answers.inputs import (
 from warplens.answers.results import DiagnosisAnswer, RanksAnswer, RunAnswer
 from warplens.diagnosis import Diagnosis, verdict
 from warplens.diagnosis.across import RunDiagnosis
-from warplens.diagnosis.pace import with_step_time
+from warplens.diagnosis.unprofiled import with_step_time
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters
 from warplens.ranks import NotOneRunError, analyse_ranks, diagnose_ranks, one_run

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window, time_ns
 from warplens.answers.inputs import Selection, only_profile, selected
-from warplens.cli.edge import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format
+from warplens.cli.process import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.errors import UsageError
 from warplens.profile import Capture, Note, NoteLevel
 from warplens.readers import read
@@ -71,7 +71,7 @@ def with_measured_step(timeline: Timeline, window: Window, step_time: str | None
         return timeline
     if step_time.strip()[-1:].isdigit():
         raise UsageError(f"--step-time: {step_time!r} has no unit (use ns, us, ms or s, for example 12.5ms)")
-    from warplens.diagnosis.pace import with_step_time
+    from warplens.diagnosis.unprofiled import with_step_time
 
     return with_step_time(timeline, window, time_ns(step_time, "--step-time"))
 

@@ -17,7 +17,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
-from warplens.cli.edge import TERMINATED, State, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
+from warplens.cli.process import (
+    TERMINATED,
+    State,
+    TerminatedError,
+    answering,
+    be_quiet,
+    complain,
+    end_in_order,
+    guarded,
+)
 from warplens.errors import UsageError
 
 # Some versions of Typer include a copy of Click and others use the installed one; the classes of contexts and commands
@@ -121,7 +130,7 @@ class _PlainGroup(_PlainValues, TyperGroup):
 
 
 class LazyGroup(_PlainGroup):
-    """Lists commands from the catalogue, imports the one that is called, and executes runs by `edge.guarded`."""
+    """Lists commands from the catalogue, imports the one that is called, and executes runs by `process.guarded`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that the arguments name, and add the shared options to it."""
@@ -319,7 +328,7 @@ def warplens(
 
 
 def run() -> None:
-    """Execute the command line, and exit with one of the codes of `warplens.cli.edge`."""
+    """Execute the command line, and exit with one of the codes of `warplens.cli.process`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Files and programs get UTF-8 under every locale; a terminal without µ gets a question mark.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from warplens.cli import edge
+from warplens.cli.process import State
 from warplens.errors import UsageError
 from warplens.report.text import data_size
 
@@ -74,13 +74,13 @@ def parse_size(text: str) -> int:
 
 def limit_to(size: str) -> None:
     """Set the value of `--memory` for this run."""
-    edge.State.memory = parse_size(size)
+    State.memory = parse_size(size)
 
 
 def limit_bytes() -> int | None:
     """The memory limit in bytes: `--memory`, or half of the free memory; None if that is not known."""
-    if edge.State.memory is not None:
-        return edge.State.memory
+    if State.memory is not None:
+        return State.memory
     free = _free_bytes()
     return None if free is None else free // 2
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import with_measured_step
-from warplens.cli.edge import State, note, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, share_that_fits
+from warplens.cli.process import State, note, progress, reuse_freed_memory
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import discover_both, read, read_counters
 

@@ -19,8 +19,8 @@ from warplens.analysis.frames import Spent
 from warplens.diagnosis.devices import IN_TURN, REPLICATED, UNEVEN
 from warplens.diagnosis.evidence import is_unfused, time_inside
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.pace import INTERRUPTED_NS
 from warplens.diagnosis.rule import PRECEDENCES, Rule
+from warplens.diagnosis.unprofiled import INTERRUPTED_NS
 from warplens.profile.schema import Float64s, Int64s
 
 Codes = npt.NDArray[np.int8]

@@ -37,9 +37,9 @@ from warplens.diagnosis.evidence import (
     needed_ns,
 )
 from warplens.diagnosis.findings import ISSUING, UnprofiledStep
-from warplens.diagnosis.pace import Gain, HostSpeed, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
+from warplens.diagnosis.unprofiled import Gain, HostSpeed, Less, Pace
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table

@@ -30,7 +30,7 @@ from warplens.diagnosis.findings import (
     ceiling,
     times,
 )
-from warplens.diagnosis.pace import NOISE, Gain
+from warplens.diagnosis.unprofiled import NOISE, Gain
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import USUAL, Confidence, Finding, Remedy, Variant
-from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Rule
+from warplens.diagnosis.unprofiled import Gain
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Evidence of all these rules.

@@ -22,10 +22,10 @@ from warplens.analysis.replay import RecordedSchedule, Replayed
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import MANY, Finding
-from warplens.diagnosis.pace import HostSpeed, Less
 from warplens.diagnosis.rule import STEPS_ONLY
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
+from warplens.diagnosis.unprofiled import HostSpeed, Less
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s, Int64s, name_categories
 

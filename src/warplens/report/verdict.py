@@ -17,10 +17,10 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, Window, generic_name, is_step_name
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, Place, UnprofiledStep, about, times
-from warplens.diagnosis.pace import NOISE
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.ranks import RanksRule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
+from warplens.diagnosis.unprofiled import NOISE
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column

@@ -15,8 +15,8 @@ from warplens.answers import diagnose_selection
 from warplens.answers.inputs import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_brief, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, shipped_profiles, write_reports
-from warplens.cli.edge import State, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
+from warplens.cli.process import State, end_with, note, progress
 from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
 from warplens.readers import discover_both, holds_measurements

@@ -14,7 +14,6 @@ import typer
 
 from warplens.analysis.numerics import NUMERICS, ULP_CLASSES, beyond_limit, numeric_differences
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, limited, most_rows
-from warplens.cli.edge import GATE_FAILED, note, progress
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -26,6 +25,7 @@ from warplens.cli.options import (
     share_option,
     with_parameters,
 )
+from warplens.cli.process import GATE_FAILED, note, progress
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of

@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 import typer
 
 from warplens.cli.answer import checked_folder, print_json, print_lines
-from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.cli.options import argument, flag, option
+from warplens.cli.process import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.collect.commands import (
     ADDITIONS,
     PRESETS,

@@ -15,7 +15,6 @@ from warplens.analysis.timeline import Timeline
 from warplens.answers.inputs import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, answered, checked_target, give, limited, most_rows, note_lines
 from warplens.cli.commands.counters import load_counters
-from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.cli.memory import check_together
 from warplens.cli.options import (
     FormatOption,
@@ -28,6 +27,7 @@ from warplens.cli.options import (
     option,
     share_in,
 )
+from warplens.cli.process import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError, shown_name
 from warplens.profile import Note, NoteLevel
 from warplens.profile.measurements import Measurements, device_name

@@ -16,8 +16,8 @@ from warplens.analysis.counters.coverage import counter_notes
 from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, Roofline, roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
-from warplens.cli.edge import State, progress
 from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
+from warplens.cli.process import State, progress
 from warplens.errors import UsageError
 from warplens.profile import Capture
 from warplens.profile.counters import KernelCounters

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from warplens.answers import diagnose_selection, run_answer
 from warplens.cli.answer import Part, answered, emit, head, select, with_measured_step
-from warplens.cli.edge import State, end_with, one_line, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
+from warplens.cli.process import State, end_with, one_line, progress
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located

@@ -11,8 +11,8 @@ import typer
 from warplens.analysis.timeline import Timeline
 from warplens.answers.inputs import only_profile
 from warplens.cli.answer import checked_file, checked_folder, print_lines
-from warplens.cli.edge import GATE_FAILED, answering, one_line, progress
 from warplens.cli.options import argument, flag, option, words_option
+from warplens.cli.process import GATE_FAILED, answering, one_line, progress
 from warplens.errors import UsageError
 from warplens.readers import holds_counters, read, read_counters
 from warplens.readers.shipped import stem

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from warplens.answers import ranks_answer
 from warplens.cli.answer import Part, answered, checked_target, give, most_rows
-from warplens.cli.edge import end_with, progress
 from warplens.cli.memory import RANK, workers_that_fit
 from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, documents_option, option
+from warplens.cli.process import end_with, progress
 from warplens.ranks import analyse_ranks
 from warplens.readers import discover
 from warplens.report import text as fmt

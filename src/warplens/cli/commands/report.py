@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import warplens
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import checked_folder, checked_target, print_brief, print_json, print_lines
-from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import RangeOption, StepTimeOption, WindowOption, argument, option, words_option
+from warplens.cli.process import answering, end_with, note, progress
 from warplens.cli.reading import (
     Cells,
     GridRequest,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
-from warplens.cli.edge import GATE_FAILED, complain, note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, option, share_in
+from warplens.cli.process import GATE_FAILED, complain, note, progress
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.readers.published import read_sweep

@@ -12,8 +12,8 @@ import orjson
 import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_target, give, note_lines, print_lines
-from warplens.cli.edge import GATE_FAILED, complain, note, progress
 from warplens.cli.options import FormatOption, argument, flag, given_share, option, share_option
+from warplens.cli.process import GATE_FAILED, complain, note, progress
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.measurements import device_name

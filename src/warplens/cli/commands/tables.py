@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from warplens.analysis.timeline import Timeline
 from warplens.answers.inputs import Selection, only_profile
 from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
-from warplens.cli.edge import State, progress
 from warplens.cli.memory import TABLE, check_work_alone, needed_beyond_limit
 from warplens.cli.options import (
     Format,
@@ -24,6 +23,7 @@ from warplens.cli.options import (
     option,
     with_parameters,
 )
+from warplens.cli.process import State, progress
 from warplens.profile import Capture, Trace
 from warplens.readers import read, read_counters, slices
 from warplens.report import text as fmt

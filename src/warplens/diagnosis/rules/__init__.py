@@ -18,7 +18,7 @@ __all__ = ["FINDING_IDS", "RULES", "rule"]
 #: The order of modules, which decides between equal claims on one piece of work: among rules that are certain, such as
 #: those of waits and copies, the later one has it, among all others the earlier one. Other modules follow, by name.
 _ORDER: Final = (
-    "communication", "caches", "gradients", "launches", "waits", "copies", "inside", "kernels", "optimizer",
+    "communication", "caches", "gradients", "launches", "waits", "copies", "counters", "kernels", "optimizer",
     "precision", "attention", "formats", "weights", "ranks", "devices", "repetition", "results", "rows", "stalls",
 )  # fmt: skip
 

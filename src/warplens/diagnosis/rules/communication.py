@@ -15,12 +15,12 @@ from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant, ceiling, percent
-from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import Limit, Rule, bound_of, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.rules.ranks import PACES, RanksRule, Straggler, gains_of, waited_share
 from warplens.diagnosis.run import EXCHANGES, Run, run_of
 from warplens.diagnosis.structure import backward_work, in_launch_order, micro_batches
 from warplens.diagnosis.thresholds import Thresholds
+from warplens.diagnosis.unprofiled import NOISE, Gain
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 _NO_SYNC: Final = (

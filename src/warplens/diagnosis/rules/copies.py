@@ -17,7 +17,6 @@ from warplens.analysis.prediction import Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
 from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
-from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     SEEN_IDLE,
@@ -32,6 +31,7 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.diagnosis.structure import passes_of_step
+from warplens.diagnosis.unprofiled import NOISE, Gain
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Copies over the link between host and GPU.

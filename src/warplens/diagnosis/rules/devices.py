@@ -13,10 +13,10 @@ from warplens.diagnosis.devices import IN_TURN, REPLICATED, UNEVEN, Sharing
 from warplens.diagnosis.evidence import needed_ns
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, ISSUING, MANY, USUAL, Basis, Finding, Remedy, Variant, ceiling, times
-from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.replicas import BETWEEN
 from warplens.diagnosis.rule import Limit, bringing, first_of, interval_of
 from warplens.diagnosis.rules.ranks import RanksRule
+from warplens.diagnosis.unprofiled import NOISE, Gain
 from warplens.profile.schema import Float64s
 
 

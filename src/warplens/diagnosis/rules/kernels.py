@@ -15,12 +15,12 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
-from warplens.diagnosis.enlarging import CHANNELS_FIRST, ENLARGED, enlarged
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant, ceiling, percent, times
-from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_beside, time_of
+from warplens.diagnosis.unprofiled import Gain, Less
+from warplens.diagnosis.upsampling import CHANNELS_FIRST, ENLARGED, enlarged
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Bools, Float64s, Int64s
 

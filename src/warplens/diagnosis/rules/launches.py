@@ -13,7 +13,6 @@ from warplens.analysis.frames import number, once
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
 from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Confidence, Finding, Remedy, Variant
-from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     IDLE_NS,
@@ -29,6 +28,7 @@ from warplens.diagnosis.rules.copies import copies_grow
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time, passes_apart
 from warplens.diagnosis.rules.optimizer import capturable, fused_call, optimizer_class
 from warplens.diagnosis.structure import MOST_KERNELS, Passes, backward_work, loops_of, turns_of_step
+from warplens.diagnosis.unprofiled import Gain
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import name_categories
 

@@ -14,7 +14,6 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
-from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     IDLE_NS,
     LAUNCHES_PER_STEP,
@@ -25,6 +24,7 @@ from warplens.diagnosis.rule import (
     remembered,
 )
 from warplens.diagnosis.structure import backward_work, started_share
+from warplens.diagnosis.unprofiled import Gain
 from warplens.profile.schema import Bools, Float64s, rows_named
 
 #: Begin and end of PyTorch's name of the range around an optimizer's step; its class lies between them.

@@ -15,9 +15,9 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
-from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
 from warplens.diagnosis.structure import time_of
+from warplens.diagnosis.unprofiled import Gain
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 

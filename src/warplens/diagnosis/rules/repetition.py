@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
-from warplens.diagnosis.picking import ProjectionsOfGatheredRows, projected_again
+from warplens.diagnosis.gathers import ProjectionsOfGatheredRows, projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes, projected_for_each_token
 from warplens.diagnosis.structure import (

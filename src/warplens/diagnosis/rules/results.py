@@ -13,7 +13,7 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
-from warplens.diagnosis.picking import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
+from warplens.diagnosis.gathers import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.attention import attention_masks
 from warplens.diagnosis.rules.kernels import OF_A_THREAD, busy_with, tiles

@@ -15,11 +15,11 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy, Variant
-from warplens.diagnosis.folds import folded
-from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.norm_folding import folded
 from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
+from warplens.diagnosis.unprofiled import Gain
 from warplens.diagnosis.written_out import FORMS, written_out
 from warplens.profile.schema import Bools, Float64s, Int64s
 

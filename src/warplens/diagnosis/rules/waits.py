@@ -12,7 +12,6 @@ from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
 from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
-from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     SEEN_IDLE,
@@ -27,6 +26,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.copies import fetched_sets, link_copies, ones_at
 from warplens.diagnosis.structure import backward_work, loops_of
+from warplens.diagnosis.unprofiled import Gain
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"

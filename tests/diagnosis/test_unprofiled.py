@@ -13,7 +13,7 @@ from tests.diagnosis.programs import large_products, launch_bound, record, stall
 from tests.shipped import capture
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
-from warplens.diagnosis.pace import HostSpeed, Pace, with_step_time
+from warplens.diagnosis.unprofiled import HostSpeed, Pace, with_step_time
 from warplens.errors import UsageError
 
 

@@ -23,7 +23,7 @@ import typer
 from tests.cli.conftest import in_python
 from tests.cli.small_export import write_export
 from tests.tiers import thinned
-from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
+from warplens.cli.process import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
 from warplens.errors import UsageError
 
 #: A device that has no room for anything.
