@@ -36,7 +36,7 @@ _LEAST_TEXT: Final = 24
 
 #: Predicates of the most important columns: the change, the first time, and the share.
 _IMPORTANT: Final[tuple[Callable[[Column], bool], ...]] = (
-    lambda column: column.title == "Change",
+    lambda column: column.name.startswith(("change_", "delta_")),
     lambda column: column.kind == "duration_ns",
     lambda column: column.name == "share",
 )
