@@ -53,6 +53,7 @@ HALVES = (
     "thirty_fifth",
     "thirty_sixth",
     "thirty_seventh",
+    "thirty_eighth",
 )
 SOURCES = ("nsys", "torch")
 
