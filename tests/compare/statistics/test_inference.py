@@ -404,14 +404,12 @@ def test_without_an_order_neither_trends_nor_correlation_are_told():
 @pytest.mark.parametrize("count", [12, 24, 40])
 @pytest.mark.parametrize("every", [3, 4])
 def test_a_slowdown_of_steps_of_two_kinds_is_found(count, every):
-    """Every third or fourth step a quarter longer, 60 % more: Student's interval of trimmed means is far from 1."""
+    """Every third or fourth step a quarter longer, 60 % more: whole cycles vary by less than a per cent."""
     for seed in range(10):
         generator = np.random.default_rng((count, every, seed))
         sides = [some_longer(every)(generator, count) + shift for shift in (0.0, math.log(1.6))]
         interval = ratio_interval(*(Samples.of(1e6 * np.exp(side)) for side in sides), seed=seed)
-        yuen = stats.ttest_ind(sides[1][0], sides[0][0], equal_var=False, trim=0.2).confidence_interval()
-        assert 1.2 < interval.low < 1.6 < interval.high
-        assert math.log(interval.high / interval.low) < 2 * (yuen.high - yuen.low)
+        assert 1.5 < interval.low < interval.high < 1.7
 
 
 def test_three_steps_in_order_by_chance_count_as_more_than_one():
