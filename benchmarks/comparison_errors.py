@@ -1,11 +1,12 @@
 """How often comparisons err: `python -m benchmarks.comparison_errors [--quick]`.
 
-Five questions, each with seeds, so that the same figures come out again:
+Six questions, each with seeds, so that the same figures come out again:
 
 * comparisons of real data with themselves: how often is a difference decided where there is none?
 * simulated data with a known ratio: how often does the interval hold it, and how often do those of other methods?
 * a planted slowdown of 3 %: is it found with the blocks that the tool says are needed?
 * a gate of 5 % and a slowdown of 8 %: how often do so many runs a side find it?
+* long steps that recur, and long steps at random: how often is a slowdown of 12 % found, and how often one of none?
 * a hundred kernels of which none, or ten, changed: how many of the findings are chance?
 
 Real data are the captures and the measurements that come with the package; those of the measurements are 40 rounds of
@@ -53,6 +54,7 @@ __all__ = [
     "outlier_blocks",
     "planted",
     "real_rounds",
+    "recurring",
     "skewed_blocks",
     "successive_runs",
     "tables",
@@ -213,13 +215,13 @@ def one_run(correlation: float) -> Draw:
     return draw
 
 
-def some_longer(every: int, *, at_random: bool = False) -> Draw:
-    """Independent steps of one run with a deviation of 1 %; one in so many is longer by a quarter."""
+def some_longer(every: int, factor: float = 1.25, *, noise: float = 0.01, at_random: bool = False) -> Draw:
+    """Independent steps of one run that deviate by `noise`; one in so many is `factor` times as long."""
 
     def draw(generator: np.random.Generator, count: int) -> Float64s:
         phase = generator.integers(every)
         hit = generator.random(count) < 1 / every if at_random else (np.arange(count) + phase) % every == 0
-        return (generator.normal(0, 0.01, count) + hit * math.log(1.25))[None, :]
+        return (generator.normal(0, noise, count) + hit * math.log(factor))[None, :]
 
     return draw
 
@@ -331,6 +333,30 @@ def gate_power(runs: int, repeats: int, *, turns: bool = False) -> float:
     return found / repeats
 
 
+#: Long steps: their name, their times, and how many steps a side has.
+_LONG_STEPS: Final[tuple[tuple[str, Draw, tuple[int, ...]], ...]] = (
+    ("every third, half longer", some_longer(3, 1.5, noise=0.02), (9, 24, 40)),
+    ("every fourth, twice as long", some_longer(4, 2.0, noise=0.02), (12, 24, 40)),
+    ("every fifth, half longer", some_longer(5, 1.5, noise=0.02), (15, 24, 40)),
+    ("every sixth, three times as long", some_longer(6, 3.0, noise=0.02), (18, 24, 40)),
+    ("one in three at random, half longer", some_longer(3, 1.5, noise=0.02, at_random=True), (9, 24, 40)),
+    ("one in five at random, twice as long", some_longer(5, 2.0, noise=0.02, at_random=True), (15, 24, 40)),
+)
+
+
+def recurring(draw: Draw, count: int, repeats: int) -> dict[str, float]:
+    """How often sides are compared by cycles, differ though nothing changed, and are called slower with 12 % more."""
+    cycles = different = found = 0
+    for seed in range(repeats):
+        generator = np.random.default_rng(seed)
+        before, after = draw(generator, count), draw(generator, count)
+        unchanged = compare(_blocks(before), _blocks(after), seed=seed)
+        cycles += unchanged.cycle > 1
+        different += unchanged.ratio.excludes_one
+        found += compare(_blocks(before), _blocks(after + math.log1p(0.12)), seed=seed).verdict == "slower"
+    return {"by cycles": cycles / repeats, "excludes 1": different / repeats, "found": found / repeats}
+
+
 def chance_findings(changed: int, repeats: int, kernels: int = 100, steps: int = 10) -> dict[str, float]:
     """Mean share of chance findings and of changes found among many kernels, the first `changed` slower by 10 %."""
     false_share = found = any_false = 0.0
@@ -381,6 +407,11 @@ def measure(scale: float = 1.0) -> dict[str, Any]:
             }
             for runs in (2, 3, 4, 5, 6, 7, 8, 10, 12)
         ],
+        "long steps": [
+            {"data": name, "steps": count, "repeats": repeats, **recurring(draw, count, repeats)}
+            for name, draw, counts in _LONG_STEPS
+            for count in counts
+        ],
         "kernels": [
             {"changed": changed, "kernels": 100, "repeats": repeats, **chance_findings(changed, repeats)}
             for changed in (0, 10)
@@ -429,6 +460,13 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["power"]
         ],
     )
+    long_steps = _table(
+        ("long steps", "steps a side", "compared by cycles", "no change: interval excludes 1", "12 % slower: found"),
+        [
+            (row["data"], row["steps"], *(f"{100 * row[name]:.1f} %" for name in ("by cycles", "excludes 1", "found")))
+            for row in result["long steps"]
+        ],
+    )
     kernels = _table(
         ("100 kernels", "repeats", "chance findings among the findings", "changes found"),
         [
@@ -441,7 +479,7 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["kernels"]
         ],
     )
-    return "\n\n".join((splits, coverages, slowdowns, powers, kernels)) + "\n"
+    return "\n\n".join((splits, coverages, slowdowns, powers, long_steps, kernels)) + "\n"
 
 
 def _share(part: int, whole: int) -> str:

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from warplens.compare.cycles import Cycles, compare_cycles
 from warplens.compare.shift import (
     RESAMPLED_UP_TO,
     Samples,
@@ -18,7 +19,6 @@ from warplens.compare.shift import (
     cut,
     in_turns,
     power,
-    shift_between,
     t_quantile,
     trend,
     units,
@@ -55,14 +55,15 @@ class Interval:
 def ratio_interval(baseline: Samples, variant: Samples, *, level: float = 0.05, seed: int = 0) -> Interval:
     """Time of the variant / time of the baseline with its confidence interval: above 1, the variant is slower.
 
-    Sides that are both `paired`, with the same number of blocks, are compared turn by turn. `level` is the probability
-    that the interval misses the true value: 0.05 for 95 % confidence. The same data and `seed` give the same interval.
+    Sides that are both `paired`, with the same number of blocks, are compared turn by turn; where long steps recur on
+    both sides, whole cycles are compared (`compare.cycles`). `level` is the probability that the interval misses the
+    true value: 0.05 for 95 % confidence. The same data and `seed` give the same interval.
 
     Raises:
         UsageError: the level is not between 0 and 1.
     """
     check_level(level)
-    return interval_of(shift_between(baseline, variant, level=level, seed=seed))
+    return interval_of(compare_cycles(baseline, variant, level=level, seed=seed).shift)
 
 
 #: The logarithm of the largest float; the interval of two very different durations per side can exceed it.
@@ -254,7 +255,9 @@ class Comparison:
     margin: float = 0.02  #: differences of at most this share count as none
     unit: Literal["blocks", "steps"] = "blocks"  #: unit of `needed_blocks`: `steps` if each side has a single block
     shift: Shift | None = None  #: what the interval was computed from
-    #: ratio of the means of all durations, which outliers move and `ratio` ignores; None if unknown
+    #: steps of a cycle, where long steps recur on both sides: whole cycles take the place of steps. 1 otherwise
+    cycle: int = 1
+    #: ratio of the means of all durations (of whole cycles), which outliers move and `ratio` ignores; None if unknown
     means: float | None = None
 
     @property
@@ -268,9 +271,10 @@ def compare(
 ) -> Comparison:
     """Whether the variant is faster, slower, the same, or undecided.
 
-    Sides that are both `paired`, with the same number of blocks, are compared turn by turn. Differences of at most the
-    share `margin` count as none. `level` is the probability of a false difference, and that the interval misses the
-    true value. The same data and `seed` give the same comparison.
+    Sides that are both `paired`, with the same number of blocks, are compared turn by turn; where long steps recur on
+    both sides, whole cycles are compared (`compare.cycles`). Differences of at most the share `margin` count as none.
+    `level` is the probability of a false difference, and that the interval misses the true value. The same data and
+    `seed` give the same comparison.
 
     Raises:
         UsageError: the level is not between 0 and 1, or the margin is negative.
@@ -278,25 +282,33 @@ def compare(
     check_level(level)
     if not 0 <= margin < math.inf:
         raise UsageError(f"a margin of {margin:g} is none: 0.02 asks for 2 %")
-    shift = shift_between(baseline, variant, level=level, seed=seed)
-    ratio, noise = interval_of(shift), floor_between(baseline, variant, seed=seed)
+    found = compare_cycles(baseline, variant, level=level, seed=seed)
+    shift, ratio = found.shift, interval_of(found.shift)
+    noise = floor_between(found.baseline, found.variant, seed=seed)
     verdict = _verdict(ratio, noise, margin)
     single = len(baseline.blocks) == len(variant.blocks) == 1
-    means = float(variant.values.mean() / baseline.values.mean())
+    means = float(found.variant.values.mean() / found.baseline.values.mean())
     return Comparison(
         ratio=ratio,
         verdict=verdict,
         noise=noise,
-        needed_blocks=needed_units(shift, margin) if verdict == "undecided" else None,
+        needed_blocks=_repeats(shift, margin, found.length if single else 1) if verdict == "undecided" else None,
         baseline_ns=baseline.median_ns,
         variant_ns=variant.median_ns,
-        how=_how(baseline, variant, shift),
-        doubts=tuple(_doubts(baseline, variant, shift, ratio, means)),
+        how=_how(baseline, variant, found),
+        doubts=tuple(_doubts(found, ratio, means)),
         margin=margin,
         unit="steps" if single else "blocks",
         shift=shift,
+        cycle=found.length,
         means=means,
     )
+
+
+def _repeats(shift: Shift, margin: float, each: int) -> int | None:
+    """`needed_units` as repeats, of which a unit has so many: the steps of a cycle, or one."""
+    needed = needed_units(shift, margin)
+    return None if needed is None else needed * each
 
 
 def _verdict(ratio: Interval, noise: NoiseFloor, margin: float) -> Verdict:
@@ -311,12 +323,15 @@ def _beyond(ratio: Interval, noise: NoiseFloor) -> bool:
     return abs(math.log(ratio.estimate)) > math.log1p(noise.share or 0.0)
 
 
-def _how(baseline: Samples, variant: Samples, shift: Shift) -> str:
+def _how(baseline: Samples, variant: Samples, found: Cycles) -> str:
+    shift = found.shift
     blocks = len(baseline.blocks), len(variant.blocks)
     if shift.paired:
         compared = f"the medians of {blocks[0]} turns, each turn's two sides against each other"
     else:
         compared = f"{_counted(baseline)} against {_counted(variant)}"
+    if found.length > 1:
+        compared += f", by whole cycles of {found.length} steps, because long steps recur"
     confidence = f"{100 * (1 - shift.level):g} % interval"
     if not shift.freedom:
         return f"{compared}; no {confidence}, for they show no variation"
@@ -332,8 +347,9 @@ def _counted(side: Samples) -> str:
     return f"the medians of {len(side.blocks)} blocks"
 
 
-def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, means: float) -> Iterator[str]:
+def _doubts(found: Cycles, ratio: Interval, means: float) -> Iterator[str]:
     """What the intervals do not cover, as sentences: how the sides were taken, drift, dependence, and rare steps."""
+    baseline, variant, shift = found.baseline, found.variant, found.shift
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
         yield (
@@ -354,7 +370,7 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval, 
         )
     yield from _drifts(shift)
     if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
-        yield _dependent(shift, of_one_run=len(single) == 2)
+        yield _dependent(shift, ("steps" if found.length == 1 else "cycles") if len(single) == 2 else None)
     if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
         yield (
             f"On average the variant takes {means:.3g} times as long, outside the interval: a few steps are far from "
@@ -379,12 +395,12 @@ def _drifts(shift: Shift) -> Iterator[str]:
             )
 
 
-def _dependent(shift: Shift, *, of_one_run: bool) -> str:
-    """How many independent durations tell as much as those taken; `of_one_run`: they are steps of one run a side."""
+def _dependent(shift: Shift, of_one_run: str | None) -> str:
+    """How many independent durations tell as much as those taken; `of_one_run`: what they are, if of one run a side."""
     independent = round(max(shift.count / shift.dependence, 1))
     ones = f"{independent} independent {'one' if independent == 1 else 'ones'}"
-    if of_one_run:
-        return f"Successive steps resemble each other: {shift.count} of them tell as much as {ones}"
+    if of_one_run is not None:
+        return f"Successive {of_one_run} resemble each other: {shift.count} of them tell as much as {ones}"
     units = "turns" if shift.paired else "blocks"
     return (
         f"Successive {units} resemble each other, which may be chance: the interval counts {shift.count} of "
@@ -411,7 +427,8 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
     It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. If the interval includes the
     limit, or the ratio is within the noise floor, it is undecided and no failure, since a build would otherwise fail on
     noise. It is undecided as well if the mean of all steps is slower by more than the limit, and the typical step, of
-    which the interval is, is not: the throughput went down, by steps too few for an interval. The margin of the
+    which the interval is, is not: the throughput went down, by steps too few for an interval. Long steps that
+    recur on both sides are in the interval (`Comparison.cycle`), and are judged. The margin of the
     comparison is not used: with a limit of 0, any certain slowdown is a regression.
 
     Raises:
@@ -425,5 +442,5 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
     needed = None
     if comparison.shift is not None and not (found or within):
         beyond = replace(comparison.shift, estimate=comparison.shift.estimate - math.log1p(fail_on))
-        needed = needed_units(beyond, 0.0)
+        needed = _repeats(beyond, 0.0, comparison.cycle if comparison.unit == "steps" else 1)
     return Regression(found, within and means is None, fail_on, needed, means)

@@ -290,14 +290,14 @@ class Trend:
         return self.significance < _TREND_SIGNIFICANCE
 
 
-def trend(*sides: Float64s) -> Trend | None:
-    """The trend of one side, or the common trend of several; None with fewer than five units.
+def trend(*sides: Float64s, least: int = ORDER_FROM) -> Trend | None:
+    """The trend of one side, or the common trend of several; None if all have fewer than `least` units.
 
     Significance: Kendall's test, summed over the sides as over seasons (Hirsch and Slack, Water Resources Research 20
     (1984), 727–732). Shift: a linear trend with a difference of d between the halves of a side changes the centre of an
     equally long side, measured directly after it, by 2·d.
     """
-    long = [values for values in sides if values.size >= ORDER_FROM]
+    long = [values for values in sides if values.size >= least]
     if not long:
         return None
     score = variance = 0.0

@@ -404,14 +404,12 @@ def test_without_an_order_neither_trends_nor_correlation_are_told():
 @pytest.mark.parametrize("count", [12, 24, 40])
 @pytest.mark.parametrize("every", [3, 4])
 def test_a_slowdown_of_steps_of_two_kinds_is_found(count, every):
-    """Every third or fourth step a quarter longer, 60 % more: Student's interval of trimmed means is far from 1."""
+    """Every third or fourth step a quarter longer, 60 % more: whole cycles vary by less than a per cent."""
     for seed in range(10):
         generator = np.random.default_rng((count, every, seed))
         sides = [some_longer(every)(generator, count) + shift for shift in (0.0, math.log(1.6))]
         interval = ratio_interval(*(Samples.of(1e6 * np.exp(side)) for side in sides), seed=seed)
-        yuen = stats.ttest_ind(sides[1][0], sides[0][0], equal_var=False, trim=0.2).confidence_interval()
-        assert 1.2 < interval.low < 1.6 < interval.high
-        assert math.log(interval.high / interval.low) < 2 * (yuen.high - yuen.low)
+        assert 1.5 < interval.low < interval.high < 1.7
 
 
 def test_three_steps_in_order_by_chance_count_as_more_than_one():
@@ -459,6 +457,10 @@ def test_the_stored_figures_that_the_documentation_shows_keep_the_promises():
     assert all(row["ours"] >= (0.82 if row["data"].startswith("successive") else 0.89) for row in stored["coverage"])
     assert all(row["found"] >= 0.8 * row["asked"] for row in stored["planted"])
     assert all(row["side by side"] >= 0.8 for row in stored["power"] if row["runs"] >= 4)
+    assert all(row["excludes 1"] <= 0.05 for row in stored["long steps"])
+    # A cycle of three steps, three times a side, is little to go by; long steps at random remain noise.
+    assert all(row["found"] >= 0.95 for row in stored["long steps"] if "random" not in row["data"])
+    assert all(row["by cycles"] <= 0.01 for row in stored["long steps"] if "random" in row["data"])
     assert all(row["chance share"] <= 0.05 for row in stored["kernels"])
     text = (Path(comparison_errors.__file__).parent / "results" / "comparison_errors.md").read_text("utf-8")
     assert text == comparison_errors.tables(stored)

@@ -331,7 +331,7 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
 
 def verdict_data(comparison: Comparison) -> dict[str, Any]:
     """The JSON data of a verdict."""
-    figures = {name: item for name, item in vars(comparison).items() if name not in ("shift", "means")}
+    figures = {name: item for name, item in vars(comparison).items() if name not in ("shift", "means", "cycle")}
     return {**figures, "decided_by": needed_text(comparison)}
 
 

@@ -262,13 +262,16 @@ def _means_sentence(numbers: StepNumbers) -> list[str]:
         basis = f"of all files; the tables are of one file a side, whose mean {per} changes"
     else:
         tables = f"the tables are of all {per}s, whose plain mean changes"
-        basis = f"of {kind_of_means(numbers)} means, of typical {per}s; {tables}"
+        cycle = numbers.comparison.cycle
+        units = f"typical {per}s" if cycle == 1 else f"whole cycles of {cycle} {per}s"
+        basis = f"of {kind_of_means(numbers)} means, of {units}; {tables}"
     return [f"The {signed_share(ratio - 1)} is {basis} by {signed_share(of_tables - 1)}."]
 
 
 def kind_of_means(numbers: StepNumbers) -> str:
     """The means that the verdict is from: `trimmed` or `geometric`."""
-    return "trimmed" if min(samples.count for samples in numbers.samples) >= TRIMMED_FROM else "geometric"
+    units = min(samples.count for samples in numbers.samples) // numbers.comparison.cycle
+    return "trimmed" if units >= TRIMMED_FROM else "geometric"
 
 
 def forbids_verdict(numbers: StepNumbers) -> Note | None:
