@@ -435,6 +435,7 @@ _BEATEN = {
     "neighbours_projected_edge_by_edge": "9.1 ms at the limit, 7.2 ms measured: rows picked twice are multiplied twice",
     "bylaw_gap_filling": "28.5 ms at the limit, 24.2 ms measured: scores of places that are not read count",
     "till_receipt_reading": "50.9 ms at the limit, 20.7 ms measured: keys and values that are made again count",
+    "dialogues_padded_to_2048": "40.09 ms at the limit, 40.06 ms measured: padding, which is left out, counts as work",
     "photo_library_clusters": "8.9 ms at the limit, 8.4 ms measured: rows that a mask picks count as copied",
 }
 TIMED = [
@@ -847,8 +848,8 @@ def attention(size: float | None, causal: int | None, *, backward: bool = False,
         (attention(128, 1), 612.4),
         (attention(96, 1), 278.2),
         (attention(64, 1, backward=True), 412.2),
-        (attention(64, None), 438.6),
-        (attention(None, None), 192.5),
+        (attention(64, None), 488.4),
+        (attention(None, None), 677.4),
     ],
 )
 def test_larger_attention_is_as_fast_as_its_head_size_and_mask_allow(task, rate):

@@ -312,7 +312,7 @@ class _Rates:
         """The highest rate that larger work reaches, of attention with this head size and mask.
 
         Of a head size that was not measured it is that of the nearest entries: nothing tells what larger work gains. Of
-        an unknown one it is the lowest of all, which each of them reaches.
+        an unknown one it is the highest of all, which none of them exceeds.
         """
         known = [sizes.get(name) for name in self._fixed]
         rates = [
@@ -320,7 +320,7 @@ class _Rates:
             for fixed, rate in self._best.items()
             if all(size in (None, own) for size, own in zip(known, fixed, strict=True))
         ]
-        return min(rates) if rates else self.near(sizes)
+        return max(rates) if rates else self.near(sizes)
 
     def _place(self, sizes: Mapping[str, Any]) -> list[float]:
         return [

@@ -303,9 +303,10 @@ class References:
             produces = b * m * n == elements and {m, n} == {queries, keys}
             consumes = {(b * m * k, m, k), (b * k * n, k, n)} & {(elements, queries, keys), (elements, keys, queries)}
             if produces or consumes:
+                # Whether it is causal, and so leaves half of it out, is not known: the fastest attention is its limit.
                 return Task(
                     "attention", task.flops, max(0.0, task.bytes - elements * item), task.dtype, task.tensor_cores,
-                    row["phase"] == "backward", sizes={"s": keys, "d": min(m, n, k), "causal": False},
+                    row["phase"] == "backward", sizes={"s": keys},
                 )  # fmt: skip
         return None
 
