@@ -24,6 +24,7 @@ from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.headroom.groups import words_of
+from warplens.analysis.headroom.levels import _sides
 from warplens.analysis.headroom.names import _name_facts
 from warplens.analysis.headroom.shapes import misaligned
 from warplens.analysis.quality import quality_notes
@@ -31,7 +32,7 @@ from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step
-from warplens.analysis.work.catalogue import count_work
+from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.diagnosis import diagnose
 from warplens.profile import Device
 from warplens.profile.peaks import Peaks
@@ -116,11 +117,29 @@ def test_a_loop_of_large_products_has_no_headroom():
     assert found.mfu == pytest.approx(0.797, abs=0.01)
 
 
-def test_utilisation_is_of_the_peak_of_the_narrowest_format_that_products_are_in():
+def test_utilisation_is_of_the_peak_of_the_format_with_most_flops():
     found = headroom(DEVELOPMENT / "fifth" / "healthy_eight_bits__before.pt.trace.json.xz")
     assert (found.peak_format, found.peak_flops_per_s) == ("fp8", 1978.9e12)
     # 16 products of 8,192³ take most of two steps of 6.82 ms.
     assert found.mfu == pytest.approx(16 * 2 * 8192**3 / 13.64e-3 / 1978.9e12, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("flops", "expected"),
+    [
+        ({"fp32": 99, "fp8": 1}, "bf16"),
+        ({"bf16": 51, "fp8": 49}, "bf16"),
+        ({"bf16": 49, "fp8": 51}, "fp8"),
+        ({"fp32": 99, "bf16": 1}, "bf16"),
+        ({"fp32": None, "fp8": None}, "bf16"),
+    ],
+)
+def test_a_small_product_in_a_narrow_format_does_not_decide_the_peak(flops, expected):
+    found = planted("healthy_gemm_loop")
+    groups = pl.DataFrame(
+        {"category": "gemm", "dtype": list(flops), "flops": pl.Series([*flops.values()], dtype=pl.Int64)}
+    )
+    assert replace(found, groups=groups).peak_format == expected
 
 
 def test_decoding_cannot_be_faster_than_reading_its_weights():
@@ -135,6 +154,36 @@ def test_tokens_and_images_come_from_shapes():
     assert language.images is None
     assert vision.images == 4 * 128
     assert vision.tokens is None
+
+
+def tokens_of(*lookups: tuple[list[int], list[int]]) -> int | None:
+    """The tokens of a program that looks up these indices (the second shape) in these tables (the first)."""
+    found = program(
+        [operator(10 * at, 10 * at + 5, "aten::embedding", [*pair, [], [], []]) for at, pair in enumerate(lookups)],
+        *zip(*(launched(1000 + 100 * at, 1100 + 100 * at, at + 1, 10 * at + 1, "rows") for at in range(len(lookups))),
+             strict=True),
+    )  # fmt: skip
+    (room,) = headrooms(found, found.window("all"))
+    return room.rates.tokens
+
+
+#: Eight sequences of 512 tokens, and a table of tokens.
+IDS, TABLE = [8, 512], [32_000, 768]
+
+
+@pytest.mark.parametrize(
+    "lookups",
+    [
+        [(TABLE, IDS), ([1024, 768], [512])],
+        [([65, 768], IDS), ([1024, 768], [512])],  # characters
+        [([65, 768], IDS), ([1024, 768], [1, 512])],
+        [(TABLE, IDS), ([512, 768], IDS), ([2, 768], IDS)],  # with kinds of segments
+        [(TABLE, IDS), ([32, 12], [512, 512])],  # relative positions of each pair, a number for each head
+        [(TABLE, [4, 512]), (TABLE, [4, 512]), ([1024, 768], [512]), ([1024, 768], [512])],  # two batches in a step
+    ],
+)
+def test_tokens_are_those_of_their_own_embedding(lookups):
+    assert tokens_of(*lookups) == 8 * 512
 
 
 def images_of(*steps: list[tuple[list[int], list[int]]], first_late: bool = False) -> float | None:
@@ -386,6 +435,7 @@ _BEATEN = {
     "neighbours_projected_edge_by_edge": "9.1 ms at the limit, 7.2 ms measured: rows picked twice are multiplied twice",
     "bylaw_gap_filling": "28.5 ms at the limit, 24.2 ms measured: scores of places that are not read count",
     "till_receipt_reading": "50.9 ms at the limit, 20.7 ms measured: keys and values that are made again count",
+    "dialogues_padded_to_2048": "40.09 ms at the limit, 40.06 ms measured: padding, which is left out, counts as work",
     "photo_library_clusters": "8.9 ms at the limit, 8.4 ms measured: rows that a mask picks count as copied",
 }
 TIMED = [
@@ -567,6 +617,64 @@ def test_a_helper_that_takes_longer_than_the_product_is_above_the_roof():
     assert longer.groups["lacks"].to_list() == ["helper kernels (sums, conversions) take 50 % of it"]
 
 
+#: 2048³ in complex64 by `cgemm`: 1.03 ms at 67 TFLOP/s.
+OF_COMPLEX = "void cutlass::Kernel2<cutlass_80_simt_cgemm_128x64_8x5_nn_align1>(Params)"
+
+
+@pytest.mark.parametrize("shapes", [[[2048, 2048], [2048, 2048]], None])
+def test_complex_products_take_eight_flops_and_have_no_cost_of_their_format(shapes):
+    types = None if shapes is None else ["c10::complex<float>"] * 2
+    found = program(
+        [operator(0, 50, "aten::mm", shapes, types)],
+        *([row] for row in launched(1_000, 1_501_000, 1, 10, OF_COMPLEX)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+    assert room.flops == (8 * 2048**3 if shapes else 0)
+    assert room.groups["dtype"].to_list() == ["fp32"]
+    assert room.groups["precision_loss_ns"].to_list() == [0]
+    if shapes:
+        assert room.groups["theoretical_ns"].to_list() == [pytest.approx(8 * 2048**3 / 67e12 * 1e9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_complex", "in_half"),
+    [
+        ("ampere_cgemm_64x64_nn", True, False),
+        ("cutlass_80_tensorop_c1688gemm_64x64_16x4_nn_align1", True, False),
+        ("cutlass_80_tensorop_z884gemm_32x32_8x5_nn_align1", True, False),
+        ("sm80_xmma_gemm_cf32cf32_tf32f32_cf32_nn_n_tilesize64x64x16_stage3_warpsize2x2x1_tensor16x8x8", True, False),
+        ("void gemvNSP_kernel<float2, float2, float2, float2, 1, 32, 4, 1024>(Params)", True, False),
+        ("void gemvNSP_kernel<float, float, float, float, 1, 32, 4, 1024>(Params)", False, False),
+        ("ampere_sgemm_64x64_nn", False, False),
+        ("ampere_h16816gemm_128x128_ldg8_stages_32x5_tn", False, True),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_h16816gemm_128x64_32x6_nn_align8>(Params)", False, True),
+        ("turing_h1688gemm_256x128_ldg8_nn", False, True),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_nn", False, False),
+        ("sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16", False, True),
+        ("sm80_xmma_gemm_f16f16_f16f32_f16_nn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16", False, False),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", False, False),
+    ],
+)
+def test_names_tell_complex_numbers_and_sums_in_fp16(name, is_complex, in_half):
+    facts_of_name = _name_facts(Timeline(b.trace(kernels=[b.kernel(0, 1, name)])))
+    assert facts_of_name.select("complex", "half_sums").row(0) == (is_complex, in_half)
+
+
+@pytest.mark.parametrize(("name", "peak"), [("h16816gemm", 330.3e12), ("fp16_s16816gemm_fp16", 165.2e12)])
+def test_products_summed_in_fp16_are_held_against_the_rate_of_such_products(name, peak):
+    """8192³ at 300 TFLOP/s, which an RTX 4090 reaches with sums in fp16 alone."""
+    length = round(2 * 8192**3 / 300e12 * 1e9)
+    found = program(
+        [operator(0, 50, "aten::mm", [[8192, 8192], [8192, 8192]], ["c10::Half"] * 2)],
+        *([row] for row in launched(1_000, 1_000 + length, 1, 10, f"ampere_{name}_128x128_ldg8_stages_32x5_tn")),
+        device=Device(0, "NVIDIA GeForce RTX 4090", sm_count=128),
+    )
+    window = found.window("all")
+    (room,) = headrooms(found, window)
+    assert operator_work(found, window).operators["peak_flops_per_s"].to_list() == [peak]
+    assert room.known_share == (1 if peak > 300e12 else 0), "no product is twice as fast as its peak"
+
+
 def recurrent(product_ns: int) -> Headroom:
     """The headroom of a GRU of 100 µs whose sizes were not recorded, and of a product."""
     pairs = [launched(1_000, 101_000, 1, 10, "RNN_blockPersist_fp_GRU"),
@@ -723,6 +831,41 @@ def test_attention_that_reads_a_mask_has_a_lower_roof():
     masked = replace(bare, sizes={**sizes, "mask": 1})
     # Every score reads an element of the mask once: 0.54 to 0.64 of the rate was seen of cuDNN's and PyTorch's kernels.
     assert 0.5 < (roofs().time_ns(bare) or 0) / (roofs().time_ns(masked) or 1) < 0.65
+
+
+def attention(size: float | None, causal: int | None, *, backward: bool = False, length: int = 512) -> Task:
+    sizes = {"b": 1, "h": 4, "q": length, "s": length, "d": size, "causal": causal}
+    known = {name: value for name, value in sizes.items() if value is not None}
+    return Task("attention", 1e12, 1.0, "bf16", True, backward, sizes=known)
+
+
+@pytest.mark.parametrize(
+    ("task", "rate"),
+    [  # the highest of the table of the H200 (TFLOP/s)
+        (attention(64, 0), 488.4),
+        (attention(64, 1), 438.6),
+        (attention(128, 0), 677.4),
+        (attention(128, 1), 612.4),
+        (attention(96, 1), 278.2),
+        (attention(64, 1, backward=True), 412.2),
+        (attention(64, None), 488.4),
+        (attention(None, None), 677.4),
+    ],
+)
+def test_larger_attention_is_as_fast_as_its_head_size_and_mask_allow(task, rate):
+    assert (task.flops or 0) / (roofs().large_ns(task) or 1) / 1e3 == pytest.approx(rate)
+
+
+def test_of_a_head_size_that_was_not_measured_nothing_tells_what_larger_work_gains():
+    found = roofs()
+    assert found.large_ns(attention(32, 0)) == found.time_ns(attention(32, 0))
+
+
+def test_attention_of_a_profile_is_compared_with_that_of_its_own_head_size_and_mask():
+    tasks = [attention(64, 0), attention(128, 0), attention(64, 1), attention(None, None), attention(64, 0)]
+    keys = [key for task in tasks for _, _, key in _sides(task)]
+    assert len(set(keys)) == 4
+    assert keys[0] == keys[-1]
 
 
 def test_a_sort_is_held_against_sorts_and_not_against_the_fastest_pass_over_memory():

@@ -87,6 +87,28 @@ def test_a_bandwidth_that_the_profile_states_is_taken():
     assert "stated in the profile" in peaks.source
 
 
+#: TFLOP/s in fp16 with sums in fp32 and in fp16, of the architectures' white papers (dense).
+@pytest.mark.parametrize(
+    ("name", "in_fp32", "in_fp16"),
+    [
+        ("NVIDIA GeForce RTX 2080 Ti", 53.8, 107.6),
+        ("NVIDIA GeForce RTX 3090", 71, 142),
+        ("NVIDIA GeForce RTX 4090", 165.2, 330.3),
+        ("NVIDIA GeForce RTX 5080", 112.6, 225.1),
+        ("NVIDIA GeForce RTX 5090", 209.5, 419),
+        ("NVIDIA A100-SXM4-80GB", 312, 312),
+        ("Tesla T4", 65, 65),
+    ],
+)
+def test_cards_for_games_are_twice_as_fast_where_products_are_summed_in_fp16(name, in_fp32, in_fp16):
+    peaks = peaks_of(Device(ordinal=0, name=name))
+
+    # The papers' cards are the Founders Editions, whose boost clock differs by 6 % for the RTX 2080 Ti.
+    found = [peaks.of("fp16", tensor_cores=True, half_sums=half) for half in (False, True)]
+    assert found == pytest.approx([in_fp32 * 1e12, in_fp16 * 1e12], rel=0.06)
+    assert peaks.of("fp16", tensor_cores=False, half_sums=True) == peaks.of("fp32", tensor_cores=False)
+
+
 @pytest.mark.parametrize(
     ("name", "multiprocessors", "compute", "memory"),
     [

@@ -110,6 +110,11 @@ PRODUCTS = ("gemm", "attention", "convolution")
 _UNKNOWABLE = ("other", "triton", "recurrence")
 
 
+#: Names of fp16 products on tensor cores that are summed in fp16, too: `h16816`, `f16f16` of xmma, `hhh` of nvjet.
+#: GeForce cards make them twice as fast as those that are summed in fp32.
+HALF_SUMS = r"(?:^|_)h(?:884|1688|16816)(?:gemm|cudnn|_)|xmma_\w*_f16f16_f16f16_|^nvjet_(?:sm\d+_)?hhh(?:[a-z]{2})?_"
+
+
 class Arithmetic(NamedTuple):
     """The format of the operands (one of `PRECISIONS`), and whether tensor cores multiply them; None where unknown."""
 

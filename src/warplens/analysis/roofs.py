@@ -94,6 +94,7 @@ class Task:
     #: known sizes: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`, `side`, `kernel`,
     #: `groups`, `b` of convolutions; `mask` where attention reads one
     sizes: Mapping[str, float] = field(default_factory=dict)
+    half_sums: bool = False  #: whether products in fp16 are summed in fp16, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,10 @@ class Roofs:
         """The native 16-bit format of the GPU's tensor cores; None without one."""
         return next((name for name in NARROW if name in self.peaks.flops_per_s), None)
 
+    def peak_of(self, task: Task) -> float | None:
+        """The data sheet's FLOP rate for its arithmetic; None where it is not known."""
+        return self.peaks.of(task.dtype, tensor_cores=task.tensor_cores, half_sums=task.half_sums)
+
     def time_ns(self, task: Task) -> float | None:
         """Time of this work at its practical roof, for its own size; None where both sides are unknown."""
         times = [self._compute_ns(task, large=False), self._memory_ns(task, large=False)]
@@ -129,7 +134,7 @@ class Roofs:
 
     def theoretical_ns(self, task: Task) -> float | None:
         """Its time at the data sheet's peaks; None where both sides are unknown."""
-        rate = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        rate = self.peak_of(task)
         times = []
         if task.flops and rate:
             times.append(task.flops / rate * 1e9)
@@ -153,7 +158,7 @@ class Roofs:
             return None
         if task.family not in ("gemm", "convolution", "attention"):
             # Passes over expanded tensors read few bytes for many operations; their rates were not measured.
-            peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+            peak = self.peak_of(task)
             return task.flops / peak * 1e9 if peak else None
         rate = self._flop_rate(task, large=large)
         if rate is None:
@@ -176,12 +181,12 @@ class Roofs:
         return self._memory_ns(mask, large=True) or 0.0
 
     def _flop_rate(self, task: Task, *, large: bool) -> float | None:
-        peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        peak = self.peak_of(task)
         dtype = "fp32" if task.tensor_cores is False and task.dtype in ("fp32", "fp16", "bf16") else task.dtype
         kind = "batched_gemm" if task.family == "gemm" and task.sizes.get("b", 1) > 1 else task.family
         rates = self._rates(task, kind, dtype)
         if rates is not None:
-            return (rates.best if large or not task.sizes else rates.near(task.sizes)) * 1e12
+            return (rates.best(task.sizes) if large or not task.sizes else rates.near(task.sizes)) * 1e12
         if peak is None:
             return None
         name = task.family if task.family != "attention" or not task.backward else "attention-backward"
@@ -282,21 +287,40 @@ _WEIGHTS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 
 
+#: Sizes that stay as they are in larger work of a kind, and decide how fast it can be: head size and mask of attention.
+FIXED_SIZES: Final = ("d", "causal")
+
+
 class _Rates:
     """Measured rates of one kind of work, by the sizes at which they were measured.
 
     Distances to all entries are computed at once: a trace may hold a hundred thousand distinct shapes.
-
-    Attributes:
-        best: the highest rate.
     """
 
     def __init__(self, family: str, entries: Sequence[Mapping[str, Any]]) -> None:
         self._rates = [float(entry["rate"]) for entry in entries]
-        self.best = max(self._rates)
         self._weights = _WEIGHTS[family]
+        self._fixed = [name for name in FIXED_SIZES if name in self._weights]
+        self._best: dict[tuple[float, ...], float] = {}  # by fixed sizes
+        for entry, rate in zip(entries, self._rates, strict=True):
+            fixed = tuple(entry[name] for name in self._fixed)
+            self._best[fixed] = max(self._best.get(fixed, 0.0), rate)
         self._weight = np.array(list(self._weights.values()), dtype=np.float64)
         self._places = np.array([self._place(entry) for entry in entries])
+
+    def best(self, sizes: Mapping[str, float]) -> float:
+        """The highest rate that larger work reaches, of attention with this head size and mask.
+
+        Of a head size that was not measured it is that of the nearest entries: nothing tells what larger work gains. Of
+        an unknown one it is the highest of all, which none of them exceeds.
+        """
+        known = [sizes.get(name) for name in self._fixed]
+        rates = [
+            rate
+            for fixed, rate in self._best.items()
+            if all(size in (None, own) for size, own in zip(known, fixed, strict=True))
+        ]
+        return max(rates) if rates else self.near(sizes)
 
     def _place(self, sizes: Mapping[str, Any]) -> list[float]:
         return [

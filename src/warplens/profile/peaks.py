@@ -18,6 +18,7 @@ from warplens.profile.trace import WORK_TABLES, Device, Note, NoteLevel, Trace
 #: Formats that are multiplied on the vector units; all others need tensor (matrix) cores.
 VECTOR: Final = ("fp32", "fp64")
 
+_HALF: Final = "fp16-half"
 _TERA: Final = 1e12
 _GIGA: Final = 1e9
 
@@ -28,16 +29,18 @@ class Peaks:
 
     bytes_per_s: float | None  #: bandwidth of its memory; None where it is not known
     #: format → rate. `fp32` and `fp64` are those of the vector units, `fp32-tensor` (AMD's matrix units), `fp64-tensor`
-    #: and the other formats those of the tensor cores.
+    #: and the other formats those of the tensor cores; `fp16-half` those of products in fp16 that are summed in fp16,
+    #: where they are faster.
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     source: str = ""  #: source of the numbers
 
-    def of(self, precision: str | None, *, tensor_cores: bool | None) -> float | None:
+    def of(self, precision: str | None, *, tensor_cores: bool | None, half_sums: bool = False) -> float | None:
         """The rate for operands of this format; None for an unknown one.
 
         Args:
             precision: format of the operands (`bf16`, `tf32`, `fp32`, …).
             tensor_cores: whether tensor cores multiply them; None if unknown.
+            half_sums: whether products in fp16 are summed in fp16, too.
         """
         if precision in VECTOR and tensor_cores:
             wide = f"{precision}-tensor"
@@ -45,6 +48,8 @@ class Peaks:
         elif tensor_cores is False and precision is not None and precision not in VECTOR:
             # Narrow formats on the vector units run at the rate of fp32, to which frameworks convert them.
             precision = "fp32"
+        elif precision == "fp16" and half_sums and _HALF in self.flops_per_s:
+            precision = _HALF
         return self.flops_per_s.get(precision) if precision is not None else None
 
 
@@ -56,6 +61,7 @@ _FORMATS: Final[tuple[str, ...]] = (
     "fp32-tensor",
     "tf32",
     "fp16",
+    _HALF,
     "bf16",
     "fp8",
     "int8",
@@ -99,9 +105,10 @@ def _geforce(
     return _chip(rf"{names}\b(?! .*(Laptop|Max-Q|Embedded))", gigabytes_per_s, fp32 / fp64_part, fp32, source, **rates)
 
 
-_TURING: Final = {"fp16": 4, "int8": 16}
-_AMPERE: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "int8": 8}
-_ADA: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "fp8": 4, "int8": 8}
+#: Cards for games sum in fp32 at half of the rate of their tensor cores.
+_TURING: Final = {"fp16": 4, "fp16_half": 8, "int8": 16}
+_AMPERE: Final = {"tf32": 1, "fp16": 2, "fp16_half": 4, "bf16": 2, "int8": 8}
+_ADA: Final = {"tf32": 1, "fp16": 2, "fp16_half": 4, "bf16": 2, "fp8": 4, "int8": 8}
 _BLACKWELL: Final = {**_ADA, "fp4": 16}
 #: Cards for workstations and servers accumulate in fp32 at the full rate of the tensor cores.
 _TURING_PRO: Final = {"fp16": 8, "int8": 16}
@@ -160,13 +167,13 @@ _CHIPS: Final = (
     _chip(r"\bL20\b", 864, 0.933, 59.8, "NVIDIA L20 data sheet", tf32=59.8, fp16=119.5, bf16=119.5, fp8=239, int8=239),
     _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
     _chip(r"RTX 5090(?! D\b| .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix",
-          tf32=104.8, fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
+          tf32=104.8, fp16=209.5, fp16_half=419, bf16=209.5, fp8=419, int8=838, fp4=1676),
     _geforce(r"RTX 5080", 960, 56.3, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070 Ti", 896, 43.9, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070(?! Ti)", 672, 30.9, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 4090 D\b", 1008, 73.5, _OF_ADA, **_ADA),
     _chip(r"RTX 4090(?! D\b| .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6,
-          fp16=165.2, bf16=165.2, fp8=330.3, int8=660.6),
+          fp16=165.2, fp16_half=330.3, bf16=165.2, fp8=330.3, int8=660.6),
     _geforce(r"RTX 4080 SUPER", 736, 52.2, _OF_ADA, **_ADA),
     _geforce(r"RTX 4080(?! SUPER)", 716.8, 48.7, _OF_ADA, **_ADA),
     _geforce(r"RTX 4070 Ti SUPER", 672, 44.1, _OF_ADA, **_ADA),
@@ -177,7 +184,7 @@ _CHIPS: Final = (
     _geforce(r"RTX 4060(?! Ti)", 272, 15.1, _OF_ADA, **_ADA),
     _geforce(r"RTX 3090 Ti", 1008, 40, _OF_AMPERE, **_AMPERE),
     _chip(r"RTX 3090(?! Ti)", 936, 0.556, 35.6, "NVIDIA Ampere GA102 GPU architecture, appendix", tf32=35.6, fp16=71,
-          bf16=71, int8=284),
+          fp16_half=142, bf16=71, int8=284),
     _geforce(r"RTX 3080 Ti", 912, 34.1, _OF_AMPERE, **_AMPERE),
     _geforce(r"RTX 3080(?! Ti)", 760, 29.8, f"{_OF_AMPERE} (10 GB)", **_AMPERE),
     _geforce(r"RTX 3070 Ti", 608, 21.7, _OF_AMPERE, **_AMPERE),

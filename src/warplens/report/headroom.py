@@ -130,7 +130,7 @@ def _rates(headroom: Headroom) -> Iterator[str]:
     seconds, rates = headroom.duration_ns / 1e9, headroom.rates
     # Of a recommender these are clicks, of a model of molecules atoms; of a model of sound, spectrograms.
     amounts = [
-        (rates.tokens, "tokens (look-ups in the largest embedding)"),
+        (rates.tokens, "tokens (look-ups in their embedding)"),
         (rates.images, "images (inputs of the first convolution)"),
     ]
     throughputs = [

@@ -19,6 +19,12 @@ STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 SECTORS = "memory_l2_theoretical_sectors_global"
 WAVEFRONTS = "memory_l1_wavefronts_shared"
 
+TMA_LOAD = "l1tex__m_xbar2l1tex_read_sectors_mem_global_op_tma_ld.sum"
+TMA_STORE = "l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_st.sum"
+L1_AT_L2 = "lts__t_sectors_srcunit_tex.sum"
+DRAM_TOTAL = f"gpu__dram_throughput{OF_PEAK}"
+L2_TOTAL = f"lts__throughput{OF_PEAK}"
+
 COALESCED = {SECTORS: 1000.0, f"{SECTORS}_ideal": 1000.0}
 
 
@@ -70,6 +76,26 @@ JUDGED = {
     ),
     "DRAM is the bound where the arithmetic is not full": (
         {"sm": 78.0, "memory": 97.0, TENSOR: 78.0, DRAM: 97.0}, {"bound": "memory"},
+    ),
+    "of the throughputs of the levels, the total shows which is the bound where its parts were not collected": (
+        {"sm": 5.0, "memory": 91.24, DRAM_TOTAL: 91.23, L2_TOTAL: 40.0}, {"bound": "memory", "unit": "dram"},
+    ),
+    "L2 is the bound where its throughput is the total": (
+        {"sm": 5.0, "memory": 91.24, DRAM_TOTAL: 30.0, L2_TOTAL: 91.24}, {"bound": "memory", "unit": "l2"},
+    ),
+    "L1 is the bound where L2 and DRAM are below the total": (
+        {"sm": 5.0, "memory": 91.24, DRAM_TOTAL: 30.0, L2_TOTAL: 40.0}, {"bound": "memory", "unit": "l1"},
+    ),
+    "without the throughput of L2, the level cannot be said": (
+        {"sm": 5.0, "memory": 91.24, DRAM_TOTAL: 30.0}, {"bound": "memory", "unit": None, "unit_share": 0.9124},
+    ),
+    "a few scattered loads beside what TMA moves are no fault": (
+        {"sm": 4.0, "memory": 85.0, DRAM: 85.0, SECTORS: 8000.0, f"{SECTORS}_ideal": 1000.0, TMA_LOAD: 90_000.0,
+         TMA_STORE: 2000.0}, {"bound": "memory", "fault": None, "healthy": True},
+    ),
+    "nor are they beside what L2 hands to L1, where TMA was not counted": (
+        {"sm": 4.0, "memory": 85.0, DRAM: 85.0, SECTORS: 8000.0, f"{SECTORS}_ideal": 1000.0, L1_AT_L2: 100_000.0},
+        {"fault": None},
     ),
     "full device memory is the bound beside a full pipe": (
         {"sm": 93.4, "memory": 94.6, TENSOR: 93.4, DRAM: 94.6}, {"unit": "dram"},
@@ -231,6 +257,21 @@ def test_sectors_for_each_request():
 
 def test_wasted_sectors_of_the_access_pattern_come_first():
     metrics = {"memory_l2_theoretical_sectors_global": 800.0, "memory_l2_theoretical_sectors_global_ideal": 200.0}
+
+    assert memory_access(counters(launch(**metrics)))["global_wasted_share"].to_list() == [0.75]
+
+
+def test_sectors_that_tma_moves_are_needed_and_count_among_all():
+    metrics = {SECTORS: 800.0, f"{SECTORS}_ideal": 200.0, TMA_LOAD: 1000.0, TMA_STORE: 600.0}
+
+    found = memory_access(counters(launch(**metrics), launch(**metrics | {L1_AT_L2: 6000.0})))
+
+    assert found["tma_sectors"].to_list() == [1600.0, 1600.0]
+    assert found["global_wasted_share"].to_list() == [600 / 2400, 600 / 6000]
+
+
+def test_sectors_that_l1_holds_do_not_reach_l2_and_are_wasted_nevertheless():
+    metrics = {SECTORS: 800.0, f"{SECTORS}_ideal": 200.0, L1_AT_L2: 100.0}
 
     assert memory_access(counters(launch(**metrics)))["global_wasted_share"].to_list() == [0.75]
 

@@ -55,6 +55,47 @@ def test_the_record_is_what_pytorch_counts_today():
     assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
 
 
+#: Operators on complex numbers, and the shapes of the product of real numbers that makes them: [[Re, −Im], [Im, Re]] ×
+#: [[Re], [Im]].
+OF_COMPLEX = {
+    "mm": ([[4, 3], [3, 5]], [[8, 6], [6, 5]]),
+    "bmm": ([[7, 4, 3], [7, 3, 5]], [[7, 8, 6], [7, 6, 5]]),
+    "matmul": ([[7, 4, 3], [3, 5]], [[7, 8, 6], [6, 5]]),
+    "linear": ([[7, 4, 3], [5, 3]], [[7, 8, 6], [5, 6]]),
+    "addmm": ([[4, 5], [4, 3], [3, 5]], [[8, 5], [8, 6], [6, 5]]),
+    "mv": ([[4, 3], [3]], [[8, 6], [6]]),
+    "vdot": ([[9], [9]], [[4 * 9], [4 * 9]]),  # four real ones
+}
+
+
+@pytest.mark.parametrize("name", OF_COMPLEX)
+@pytest.mark.parametrize(("type_", "item"), [("c10::complex<float>", 8), ("c10::complex<double>", 16)])
+def test_products_of_complex_numbers_take_the_flops_of_those_of_real_ones(name, type_, item):
+    shapes, of_real = OF_COMPLEX[name]
+
+    found = work(f"aten::{name}", shapes, [type_] * len(shapes))
+
+    assert found.flops == work(f"aten::{name}", of_real).flops
+    assert found.bytes == item // 4 * work(f"aten::{name}", shapes).bytes
+
+
+def test_a_complex_number_times_another_takes_four_products_and_two_sums():
+    shapes = [[4], [5]]
+
+    assert work("aten::outer", shapes, ["c10::complex<float>"] * 2).flops == 6 * work("aten::outer", shapes).flops
+
+
+def test_a_convolution_of_complex_numbers_is_counted_at_the_real_ones_that_pytorch_makes_of_it():
+    shapes, values = [[2, 3, 8, 8], [4, 3, 3, 3], [], [], [], [], []], ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "1"]
+
+    def of(type_: str) -> Work | str:
+        types = [type_, type_, "", *["ScalarList"] * 3, "Scalar"]
+        return work_of("aten::conv2d", json.dumps(shapes), json.dumps(types), None, json.dumps(values))
+
+    assert isinstance(of("float"), Work)
+    assert "of complex numbers" in of("c10::complex<float>")
+
+
 #: Scalars of a recurrent network: mode (GRU), hidden size, projection, layers, …, both directions.
 RNN = ["3", "8", "0", "2", "False", "0.", "True", "True"]
 RNN_TYPES = ["c10::Half", *["Scalar"] * 21]

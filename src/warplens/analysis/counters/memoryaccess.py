@@ -163,7 +163,8 @@ MEMORY_ACCESS: Final = table(
         global_load_bytes_per_sector="bytes used of the 32 that move",
         global_store_bytes_per_sector="bytes used of the 32 that move",
         global_sectors="that global accesses touch",
-        global_wasted_share=("of those, more than coalesced accesses would touch", "Not needed"),
+        tma_sectors="that the tensor memory accelerator (TMA) moves between global and shared memory",
+        global_wasted_share=("of all these sectors, more than coalesced accesses would touch", "Not needed"),
     ),
     Column(
         "local_requests",
@@ -220,7 +221,10 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
         dram_write_bytes=measured(counters, "dram__bytes_write.sum"),
         dram_bytes_per_s=measured(counters, "dram__bytes.sum.per_second"),
     )
-    waste = pl.col("global_sectors_excessive") / pl.col("global_sectors")
+    # Sectors that TMA moves are all needed. Where they were not counted, L2 counts those of all units of L1.
+    by_tma = pl.col("tma_sectors").fill_null(0)
+    all_sectors = pl.max_horizontal(pl.col("global_sectors") + by_tma, "l1_sectors_at_l2")
+    waste = pl.col("global_sectors_excessive") / all_sectors
     sectors_by_op = pl.col("global_load_sectors"), pl.col("global_store_sectors")
     used = pl.sum_horizontal(
         sectors.fill_null(0) * pl.col(f"global_{op}_bytes_per_sector").fill_null(0) / SECTOR_BYTES
@@ -233,14 +237,15 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
     frame = frame.with_columns(
         global_wasted_share=pl.coalesce(
             pl.when(pl.col("global_sectors") > 0).then(waste),
-            pl.when((touched > 0) & has_bytes).then(1 - used / touched),
+            pl.when((touched > 0) & has_bytes).then((touched - used) / (touched + by_tma)),
         ).clip(0.0, 1.0),
         global_sectors=pl.coalesce("global_sectors", pl.when(touched > 0).then(touched)),
         shared_conflict_share=pl.when(wavefronts > 0).then(conflicts / wavefronts).clip(0.0, 1.0),
         shared_conflict_ways=pl.coalesce(
             "shared_ways", pl.when(wavefronts > conflicts).then(wavefronts / (wavefronts - conflicts))
         ),
-        streaming=read_sectors >= _STREAMING_SHARE * pl.col("global_load_sectors"),
+        streaming=read_sectors
+        >= _STREAMING_SHARE * (pl.col("global_load_sectors") + pl.col("tma_load_sectors").fill_null(0)),
     )
     conflict_cycles = conflicts / (pl.col("elapsed_cycles") * pl.col("sm_count"))
     return MEMORY_ACCESS.checked(
@@ -265,8 +270,14 @@ def _global_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
     local = measured(counters, "sass__inst_executed_local_loads", "smsp__sass_inst_executed_op_local_ld.sum")
     local_stores = measured(counters, "sass__inst_executed_local_stores", "smsp__sass_inst_executed_op_local_st.sum")
     sectors = measured(counters, "memory_l2_theoretical_sectors_global")
+    at_l2 = [measured(counters, f"lts__t_sectors_srcunit_tex{op}.sum") for op in ("", "_op_read", "_op_write")]
+    tma_loads = measured(counters, f"l1tex__m_xbar2l1tex_read_sectors_{_GLOBAL}tma_ld.sum")
+    tma_stores = measured(counters, f"l1tex__m_l1tex2xbar_write_sectors_{_GLOBAL}tma_st.sum")
     return {
         **columns,
+        "tma_load_sectors": tma_loads,
+        "tma_sectors": tma_loads + tma_stores,
+        "l1_sectors_at_l2": either(at_l2[0], at_l2[1] + at_l2[2]),
         "global_sectors": sectors,
         "global_sectors_excessive": sectors - measured(counters, "memory_l2_theoretical_sectors_global_ideal"),
         "local_requests": local + local_stores,

@@ -125,12 +125,14 @@ class Headroom:
 
     @property
     def peak_format(self) -> str:
-        """The format for utilisation: the native one of the tensor cores, or a narrower one that a product uses."""
+        """The format for utilisation: the native one of the tensor cores, or a faster one with most of the FLOPs."""
         if self.roofs is None:
             return "fp32"
         peaks = self.roofs.peaks.flops_per_s
         usual: str = self.roofs.narrow or "fp32"
-        return max((usual, *sorted(self._product_formats)), key=lambda name: (peaks.get(name) or 0.0, name == usual))
+        by_format = self._products.filter(pl.col("flops") > 0).group_by("dtype").agg(pl.col("flops").sum()).drop_nulls()
+        most: list[str] = by_format.sort("flops", "dtype").tail(1)["dtype"].to_list()
+        return max([usual, *most], key=lambda name: (peaks.get(name) or 0.0, name == usual))
 
     @property
     def peak_flops_per_s(self) -> float | None:
@@ -144,7 +146,11 @@ class Headroom:
 
     @property
     def _product_formats(self) -> frozenset[str]:
-        return frozenset(self.groups.filter(pl.col("category").is_in(MATMUL_FAMILIES))["dtype"].drop_nulls())
+        return frozenset(self._products["dtype"].drop_nulls())
+
+    @property
+    def _products(self) -> pl.DataFrame:
+        return self.groups.filter(pl.col("category").is_in(MATMUL_FAMILIES))
 
     @property
     def hfu(self) -> float | None:

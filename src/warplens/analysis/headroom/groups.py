@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered, ratio
 from warplens.analysis.headroom.levels import LOSSES, References, loss_column, with_chains
-from warplens.analysis.headroom.names import by_names
+from warplens.analysis.headroom.names import PROPERTIES, by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
@@ -94,7 +94,7 @@ def with_counters(kinds: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
 #: Columns that equal work shares.
 _EQUAL: Final = (
     "name", "category", "shapes", "types", "dtype", "tensor_cores", "flops", "flops_full", "bytes", "phase",
-    "recomputed", "known", "misaligned", "legacy", "nchw", "apart",
+    "recomputed", "known", *PROPERTIES, "apart",
 )  # fmt: skip
 
 #: One row per piece of work of one GPU that owns time, in the order of `Timeline.work`.
@@ -205,7 +205,7 @@ def _with_work(timeline: Timeline, pieces: Pieces, counters: KernelCounters | No
     # Kernels of one operator have different names, and with them different properties.
     modelled = pl.col("known") == "shapes"
     properties = [pl.when(modelled).then(pl.col(name).any().over("op")).otherwise(name).alias(name)
-            for name in ("misaligned", "legacy", "nchw") if timeline.has_operators]  # fmt: skip
+            for name in PROPERTIES if timeline.has_operators]  # fmt: skip
     kinds = kinds.with_columns(*properties, pl.when(~modelled).then("blocks").alias("apart"))
     return with_chains(pieces._replace(kinds=kinds))
 

@@ -17,7 +17,7 @@ from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import first_shape, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.analysis.roofs import MOST_OF_PEAK, Roofs, Task
+from warplens.analysis.roofs import FIXED_SIZES, MOST_OF_PEAK, Roofs, Task
 from warplens.profile.schema import Float64s
 
 #: Losses of a group in the order of their removal, with descriptions.
@@ -201,8 +201,8 @@ class References:
             if task is None or not calls or not measured or row["known"] not in ("shapes", "counters"):
                 continue
             for side, amount, key in _sides(task):
-                peaks, rate = roofs.peaks, amount * calls / measured * 1e9
-                peak = peaks.bytes_per_s if side == "bytes" else peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+                rate = amount * calls / measured * 1e9
+                peak = roofs.peaks.bytes_per_s if side == "bytes" else roofs.peak_of(task)
                 if peak is not None and rate <= _MAX_PEAK_SHARE * peak:
                     rates_by_key.setdefault((side, *key), []).append((amount, rate))
         columns = {key: np.array(sorted(rates)).T for key, rates in rates_by_key.items()}
@@ -262,7 +262,7 @@ class References:
 
     def _is_contradicted(self, task: Task, measured_ns: float) -> bool:
         """Whether a product took less time than its FLOPs need at the data sheet's peak: its work is then not known."""
-        peak = None if self.roofs is None else self.roofs.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        peak = None if self.roofs is None else self.roofs.peak_of(task)
         # Convolutions may need fewer operations (Winograd), and data come from caches.
         return bool(peak and task.family == "gemm" and (task.flops or 0) > MOST_OF_PEAK * peak * measured_ns / 1e9)
 
@@ -303,9 +303,10 @@ class References:
             produces = b * m * n == elements and {m, n} == {queries, keys}
             consumes = {(b * m * k, m, k), (b * k * n, k, n)} & {(elements, queries, keys), (elements, keys, queries)}
             if produces or consumes:
+                # Whether it is causal, and so leaves half of it out, is not known: the fastest attention is its limit.
                 return Task(
                     "attention", task.flops, max(0.0, task.bytes - elements * item), task.dtype, task.tensor_cores,
-                    row["phase"] == "backward", sizes={"s": keys, "d": min(m, n, k)},
+                    row["phase"] == "backward", sizes={"s": keys},
                 )  # fmt: skip
         return None
 
@@ -322,9 +323,10 @@ class References:
         return current_ns if time is None else time * calls
 
     def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
-        """In the native 16-bit format: fewer bytes, products on tensor cores."""
+        """In the native 16-bit format: fewer bytes, products on tensor cores. Complex numbers have none."""
         roofs = self.roofs
-        if roofs is None or roofs.narrow is None or row["dtype"] not in self.wide or row["category"] in _KEPT_WIDE:
+        kept = row["complex"] or row["dtype"] not in self.wide or row["category"] in _KEPT_WIDE
+        if roofs is None or roofs.narrow is None or kept:
             return current_ns
         if task is None:
             # The product's size is unknown, but at most what the vector units can do in that time.
@@ -374,7 +376,10 @@ def calls_of(row: Mapping[str, Any]) -> float:
 
 def _sides(task: Task) -> Iterable[tuple[str, float, tuple[str, ...]]]:
     batched = task.sizes.get("b", 1) > 1 and task.family == "gemm"
-    key = (task.family, str(task.dtype), str(task.tensor_cores), str(task.backward), str(batched))
+    # Attention is as fast as its head size and its mask allow.
+    of_attention = [str(task.sizes.get(name)) for name in FIXED_SIZES if task.family == "attention"]
+    arithmetic = (str(task.dtype), str(task.tensor_cores), str(task.half_sums))
+    key = (task.family, *arithmetic, str(task.backward), str(batched), *of_attention)
     if task.flops and task.family in PRODUCTS:
         yield "flops", float(task.flops), key
     elif task.bytes:
@@ -391,7 +396,10 @@ def task_of(row: Mapping[str, Any]) -> Task | None:
     sizes = sizes_of(category, row["name"], row["shapes"], row["types"], causal=causal) if row["shapes"] else {}
     backward = "backward" in (row["name"] or "").lower()
     operation = _OPERATIONS.get(row["name"] or "")
-    return Task(category, row["flops"], row["bytes"], row["dtype"], row["tensor_cores"], backward, operation, sizes)
+    return Task(
+        category, row["flops"], row["bytes"], row["dtype"], row["tensor_cores"], backward, operation, sizes,
+        row["half_sums"],
+    )  # fmt: skip
 
 
 #: Operators with separate rates in the table of roofs.

@@ -21,6 +21,7 @@ import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.work import IN_CACHE, MAX_RATE_FACTOR, SOURCE, Pieces, memory_rate
+from warplens.analysis.kernel_names import HALF_SUMS
 from warplens.analysis.timeline import Timeline
 from warplens.profile.schema import Int64s, name_categories
 
@@ -30,9 +31,16 @@ MARKS: Final = {
     "misaligned": r"(?i)_align[124](?:[^0-9]|$)|notaligned|(?:^|[^2]|[^3]2|[^f]32)_unaligned",
     # Tensor-core instructions of an older generation, which libraries fall back to.
     "legacy": r"cutlass_7\d_|s1688|s884",
+    # Complex numbers, of which no product is in 16 bits: `cgemm`, `z884gemm`, `cf32` of cuBLAS and CUTLASS, types, and
+    # cuBLAS's pairs in products with vectors.
+    "complex": r"(?:^|_)[cz](?:\d{3,5})?gemm|(?:^|_)cf(?:32|64)|[cC]omplex<|(?:gemv|dot)\w*<.*\b(?:float2|double2)\b",
+    "half-sums": HALF_SUMS,
     "channels-first": r"(?i)conv_depthwise2d|(?:^|[^o]|[^t]o)nchw(?:$|[^ta]|t[^o]|a[^d])|bn_[fb]w_tr_1c11|bn_bw_1c11"
     r"|batch_norm_(?:collect_statistics|transform_input|backward(?:_reduce|_elemt)?)_kernel",
 }
+
+#: The columns of these properties.
+PROPERTIES: Final = ("misaligned", "legacy", "complex", "half_sums", "nchw")
 
 #: Kernels whose operands need no 16 bytes, of those marked as misaligned. CUTLASS counts numbers: four of TF32 are 16
 #: bytes, and products off the tensor cores or in float64 read numbers one by one.
@@ -78,15 +86,15 @@ def _number(text: pl.Expr, pattern: str) -> pl.Expr:
 def by_names(timeline: Timeline, pieces: Pieces) -> Pieces:
     """The pieces with unknown work, with the work implied by their names and grids.
 
-    Adds `misaligned`, `legacy` and `nchw`, properties in the name. A kind of row-wise kernel is divided by the kernels
+    Adds `PROPERTIES`, which are in the name. A kind of row-wise kernel is divided by the kernels
     before it, and any kind is divided if some of its launches were too short for the implied work.
     """
     kinds = pieces.kinds
     if kinds["blocks"].null_count() == kinds.height:  # without grids only the properties in the name are known
         name_code, facts = kinds["code"], _name_facts(timeline)
-        named = kinds.with_columns(facts[name].gather(name_code) for name in ("misaligned", "legacy", "nchw"))
+        named = kinds.with_columns(facts[name].gather(name_code) for name in PROPERTIES)
         return pieces._replace(kinds=named)
-    columns = (*kinds.columns, "misaligned", "legacy", "nchw")
+    columns = (*kinds.columns, *PROPERTIES)
     kinds = kinds.join(_name_facts(timeline), on="code", how="left", maintain_order="left")
     size, all_threads = pl.coalesce("opaque", "item").cast(pl.Int64), pl.col("blocks") * pl.col("threads")
     moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
@@ -156,7 +164,8 @@ def _name_facts(timeline: Timeline) -> pl.DataFrame:
         _number(text, _OPAQUE).alias("opaque"), _number(text, _ROWS).alias("vector"),
         _number(text, _IN_REGISTERS).alias("a_thread"), _number(text, _OF_WARPS).alias("power"),
         (text.str.contains(MARKS["misaligned"]) & ~text.str.contains(_READS_LESS)).alias("misaligned"),
-        text.str.contains(MARKS["legacy"]).alias("legacy"),
+        text.str.contains(MARKS["legacy"]).alias("legacy"), text.str.contains(MARKS["complex"]).alias("complex"),
+        text.str.contains(MARKS["half-sums"]).alias("half_sums"),
         text.str.contains(MARKS["channels-first"]).alias("nchw"),
     )  # fmt: skip
 

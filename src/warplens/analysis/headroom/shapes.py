@@ -219,7 +219,7 @@ _MOST: Final = 0.5
 class Rates:
     """Throughput of a window; None where the shapes do not give it."""
 
-    tokens: int | None = None  #: tokens looked up in the largest embedding of the forward pass
+    tokens: int | None = None  #: tokens looked up in their embedding in the forward pass
     #: images that the first convolution of each step reads; None where a step may read some of them more than once
     images: int | None = None
     weight_bytes: int | None = None  #: weights read by products of few rows, once per call (decoding)
@@ -238,16 +238,22 @@ def rates_of(timeline: Timeline, window: Window, groups: pl.DataFrame, roofs: Ro
 
 
 def _tokens(timeline: Timeline, window: Window) -> int | None:
-    """Number of indices into the embedding with the most rows, for GPU work in the window."""
+    """Number of indices into the embedding of tokens, for GPU work in the window.
+
+    It is one of the widest, for those of relative positions, which are looked up once for each pair, have a number for
+    each head. Of these it has the most indices: positions are looked up once for all sequences, or as often as tokens,
+    and may have more rows.
+    """
     names = timeline.trace.ranges["name"]
     if not timeline.has_operators or "aten::embedding" not in name_categories(names):
         return None
     shapes, _ = _forward_operators(timeline, window, (names == "aten::embedding").to_numpy())
-    indices_by_rows: dict[int, int] = {}
+    indices_of: dict[tuple[int, ...], int] = {}
     for table, *indices in filter(None, map(tensors_of, shapes)):
         if indices:
-            indices_by_rows[table[0]] = indices_by_rows.get(table[0], 0) + math.prod(indices[0])
-    return indices_by_rows[max(indices_by_rows)] if indices_by_rows else None
+            indices_of[table] = indices_of.get(table, 0) + math.prod(indices[0])
+    widest = max((table[-1] for table in indices_of), default=0)
+    return max((count for table, count in indices_of.items() if table[-1] == widest), default=None)
 
 
 def _forward_operators(timeline: Timeline, window: Window, selected: Bools) -> tuple[list[str | None], Int64s]:

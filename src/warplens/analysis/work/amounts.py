@@ -81,6 +81,11 @@ class Tensor:
         """Size of one element; None for an unknown type."""
         return None if self.type is None else ITEM_BYTES.get(self.type)
 
+    @property
+    def is_complex(self) -> bool:
+        """Whether its elements are complex numbers."""
+        return self.type is not None and "complex" in self.type
+
 
 class Arguments:
     """The inputs of one operator by position, as in its signature.
@@ -218,7 +223,7 @@ def _type_rank(tensor: Tensor) -> int:
         return 0
     if tensor.type in _INTEGERS:
         return 1
-    return 3 if tensor.type is not None and "complex" in tensor.type else 2
+    return 3 if tensor.is_complex else 2
 
 
 def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:

@@ -16,6 +16,7 @@ import polars as pl
 
 from warplens.analysis.categories import classify_names
 from warplens.analysis.frames import duration_ns, ratio
+from warplens.analysis.kernel_names import HALF_SUMS
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.roofs import ITEM
 from warplens.analysis.timeline import Timeline
@@ -214,15 +215,17 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
     )
     kernels = timeline.trace.kernels
     # Names are searched once per distinct name, not per kernel.
-    opaque = name_categories(kernels["full_name"]).str.extract(_OPAQUE).cast(pl.Int64)
+    names, full_names = name_categories(kernels["full_name"]), kernels["full_name"].to_physical()
+    opaque = names.str.extract(_OPAQUE).cast(pl.Int64)
     kernel_facts = classify_names(kernels).select(
         pl.col("precision", "category").cast(pl.String),
         "tensor_cores",
         pl.coalesce(
-            opaque.gather(kernels["full_name"].to_physical()),
+            opaque.gather(full_names),
             pl.col("precision").cast(pl.String).replace_strict(ITEM, default=None, return_dtype=pl.Int64),
         ).alias("item_bytes"),
         kernels["graph_node"].is_not_null().alias("replayed"),
+        names.str.contains(HALF_SUMS).gather(full_names).alias("half_sums"),
     )
     kernel_facts = kernel_facts.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("kernel"))
     directions = timeline.trace.copies["direction"].cast(pl.String)
@@ -254,6 +257,7 @@ def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) 
         pl.col("device").first(),
         *(pl.col(name).get(longest) for name in ("precision", "tensor_cores", "item_bytes")),
         *(pl.col(name).get(multiplying).alias(f"{name}_of_product") for name in ("precision", "tensor_cores")),
+        pl.col("half_sums").get(multiplying).fill_null(value=False),
         pl.col("link").fill_null(value=False).any(),
         inside.sum().cast(pl.Int64).alias("kernels"),
         duration.filter(inside).sum().alias("gpu_ns"),
@@ -286,18 +290,19 @@ def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
         pl.when(products).then(multiplied).otherwise("precision").alias("precision"),
         pl.when(products).then("tensor_cores_of_product").otherwise("tensor_cores").alias("tensor_cores"),
     )
-    keys = frame.select("device", "format", "on_tensor_cores").unique()
+    arithmetic = ["device", "format", "on_tensor_cores", "half_sums"]
+    keys = frame.select(arithmetic).unique()
     rows = []
-    for device, precision, tensor_cores in keys.iter_rows():
+    for device, precision, tensor_cores, half_sums in keys.iter_rows():
         peaks = peaks_of(timeline.trace.capture.device(device))
-        compute = None if peaks is None else peaks.of(precision, tensor_cores=tensor_cores)
-        rows.append((device, precision, tensor_cores, compute, None if peaks is None else peaks.bytes_per_s))
+        compute = None if peaks is None else peaks.of(precision, tensor_cores=tensor_cores, half_sums=half_sums)
+        rows.append((device, precision, tensor_cores, half_sums, compute, None if peaks is None else peaks.bytes_per_s))
     roofs = pl.DataFrame(
         rows,
         schema={**keys.schema, "peak_flops_per_s": pl.Float64(), "peak_bytes_per_s": pl.Float64()},
         orient="row",
     )
-    joined = frame.join(roofs, on=["device", "format", "on_tensor_cores"], how="left", nulls_equal=True)
+    joined = frame.join(roofs, on=arithmetic, how="left", nulls_equal=True)
     # Transfers between host and GPU are bound by the link, whose speed is not in the profile.
     return joined.with_columns(
         pl.when(pl.col("link")).then(None).otherwise("peak_bytes_per_s").alias("peak_bytes_per_s")

@@ -1,6 +1,6 @@
 """Work of matrix products, attention, convolutions and recurrent networks.
 
-Products take 2·M·N·K FLOPs and move each matrix once.
+Products take 2·M·N·K FLOPs, of complex numbers 8·M·N·K, and move each matrix once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ _SCALAR_TYPES: Final = {
 }
 
 
+def _multiply_add(tensor: Tensor) -> int:
+    """FLOPs of a multiply-add: complex numbers take four real products and four real sums."""
+    return 8 if tensor.is_complex else 2
+
+
 def _product(left: Tensor, right: Tensor, batch: tuple[int, ...], result: str | None) -> Work:
     """`[…, M, K] × […, K, N]`, once for each item of the batch."""
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     if right.shape[-2] != inner:
         raise UnknownWorkError("the shapes of a product's operands do not fit")
     pairs = math.prod(batch)
-    work = Work("gemm", 2 * pairs * rows * inner * columns).moving((left, right))
+    work = Work("gemm", _multiply_add(left) * pairs * rows * inner * columns).moving((left, right))
     return work.writing(pairs * rows * columns, result)
 
 
@@ -64,7 +69,7 @@ def _linear(arguments: Arguments) -> Work:
     inputs, weight = arguments.matrix(0, 1), arguments.matrix(1, 1)
     outputs = weight.shape[0] if len(weight.shape) == 2 else 1
     rows = math.prod(inputs.shape[:-1])
-    work = Work("gemm", 2 * rows * inputs.shape[-1] * outputs).moving((inputs, weight))
+    work = Work("gemm", _multiply_add(inputs) * rows * inputs.shape[-1] * outputs).moving((inputs, weight))
     bias = arguments.optional(2)
     return work.moving([bias] if bias else []).writing(rows * outputs, promoted([inputs, weight]))
 
@@ -104,13 +109,14 @@ def _grouped(arguments: Arguments) -> Work:
 
 def _dot(arguments: Arguments) -> Work:
     left, right = arguments.tensor(0), arguments.tensor(1)
-    return Work("gemm", 2 * left.elements).moving((left, right)).writing(1, left.type)
+    return Work("gemm", _multiply_add(left) * left.elements).moving((left, right)).writing(1, left.type)
 
 
 def _outer(arguments: Arguments) -> Work:
     left, right = arguments.tensor(0), arguments.tensor(1)
     size = left.elements * right.elements
-    return Work("gemm", size).moving((left, right)).writing(size, promoted([left, right]))
+    one_product = 6 if left.is_complex or right.is_complex else 1  # four real products and two sums
+    return Work("gemm", one_product * size).moving((left, right)).writing(size, promoted([left, right]))
 
 
 def _product_into(arguments: Arguments) -> Work:
@@ -313,6 +319,8 @@ _CONVOLUTIONS: Final = {
 def _forward(signature: _Convolution) -> Callable[[Arguments], Work]:
     def formula(arguments: Arguments) -> Work:
         inputs, weight = arguments.matrix(0, 3), arguments.matrix(1, 3)
+        if inputs.is_complex:  # PyTorch makes three of real numbers of it, which are operators of their own
+            raise UnknownWorkError("a convolution of complex numbers is counted as those of real ones that it calls")
         transposed = signature.transposed
         if not isinstance(transposed, bool):
             recorded = arguments.flag(transposed)

@@ -177,6 +177,9 @@ _UNITS: Final = {
     "xu": "special-function pipe",
 }
 
+#: A side of which no part was collected.
+_UNNAMED: Final = {"memory": "memory (DRAM or a cache: which of them was not collected)"}
+
 _LIMITERS: Final = {
     "warps": "block size",
     "blocks": "blocks per SM",
@@ -320,7 +323,7 @@ def _why(row: Mapping[str, Any]) -> str:
     if bound == "latency":
         return f"{low}: it waits"
     unit = row["unit"]
-    text = f"{_UNITS.get(unit, unit or bound)} at {fmt.share(row['unit_share'])} of peak"
+    text = f"{_UNITS.get(unit, unit or _UNNAMED.get(bound, bound))} at {fmt.share(row['unit_share'])} of peak"
     if bound == "compute" and unit == "issue" and row["pipe_unit"]:
         pipe = row["pipe_unit"]
         return f"{text}, {_UNITS.get(pipe, pipe)} at {fmt.share(row['pipe_share'])}"
