@@ -619,22 +619,25 @@ def test_weights_that_each_turn_of_a_loop_casts_are_cast_again(
         assert finding.expected == pytest.approx(1 + 2 * (turns - 1) * (120 + 40) / needed, rel=0.1)
 
 
-def test_activations_that_many_layers_read_are_no_weights() -> None:
-    """A context in 32 bits is cast for keys of each layer, and its gradients are added; weights are used once."""
+@pytest.mark.parametrize(("weights", "cast_us"), [((2048, 1024), 30), ((2048,), 300)])
+def test_gradients_that_are_added_beside_many_or_large_weights_show_no_loop(
+    weights: tuple[int, ...], cast_us: int
+) -> None:
+    """Something of one size is cast and added in each of eight layers, and most casts, or their time, are of others."""
 
     def step(machine: Machine) -> None:
         with machine.range("forward"):
             for _ in range(8):
                 machine.launch(60 * US, CAST, grid=WEIGHT)
-                for weight in (2048, 1024):
-                    machine.launch(30 * US, CAST, grid=(weight, 1, 1))
+                for weight in weights:
+                    machine.launch(cast_us * US, CAST, grid=(weight, 1, 1))
                     machine.launch(40 * US)
         with machine.range("backward"):
             for layer in range(8):
-                for weight in (4096, 2048):
+                for weight in weights:
                     machine.launch(10 * US, CAST, grid=(512, 1, 1))
                     machine.launch(40 * US, BF16_GEMM.replace("TNN", "NTT"))
-                    machine.launch(30 * US, WIDEN, grid=(weight, 1, 1))
+                    machine.launch(30 * US, WIDEN, grid=(2 * weight, 1, 1))
                 machine.launch(60 * US, WIDEN, grid=WIDENED)
                 if layer:
                     machine.launch(80 * US, ADD, grid=WEIGHT)

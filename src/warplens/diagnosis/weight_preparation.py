@@ -15,13 +15,14 @@ import numpy as np
 from warplens.analysis.frames import once
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.structure import backward_parts, backward_work
+from warplens.diagnosis.structure import backward_parts, backward_work, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Least uses of a weight in a forward pass. Two are a network that is run for two inputs.
 _LEAST_USES: Final = 3
-#: Least share of the casts of weights that are of such weights. Activations that many layers read may be cast and added
-#: as often, but then most casts are of weights that are used once.
+#: Least share of the casts of weights, and of their time, that are of such weights. Activations that many layers read
+#: may be cast and added as often, but then most casts are of weights that are used once. Small weights of several
+#: networks may have equal sizes.
 _LEAST_SHARE: Final = 0.5
 
 
@@ -65,7 +66,9 @@ def cast_again(facts: Facts) -> CastAgain:
         for each in found:
             firsts[each.blocks] += each.first
         used = [forward[blocks == size] for size in firsts]
-        if not found or sum(map(len, used)) < _LEAST_SHARE * len(forward):
+        is_used = np.isin(blocks, list(firsts))
+        is_most = time_of(program, forward[is_used]) >= _LEAST_SHARE * time_of(program, forward)
+        if not found or is_used.mean() < _LEAST_SHARE or not is_most:
             continue
         again = [of_size[first:] for of_size, first in zip(used, firsts.values(), strict=True)]
         casts[np.concatenate([*again, *(each.casts for each in found)])] = True

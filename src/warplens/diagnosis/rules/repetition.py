@@ -147,12 +147,15 @@ class Recomputation(StructureRule):
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def needless(self, finding: Finding) -> bool:
-        """True for repeated tokens, encoder passes, products of rows and weights, whose results exist already."""
-        return finding.variant in (self.growing, self.encoded, self.keys, self.projected, self.cast, self.normed)
+        """True for repeated tokens, encoder passes and products of rows, whose results exist already."""
+        return finding.variant in (self.growing, self.encoded, self.keys, self.projected)
 
     def makes_launches(self, finding: Finding) -> bool:
-        """True: the host issues repeated work again; only products of picked rows are launched as often without."""
-        return finding.variant != self.projected
+        """True: the host issues repeated work again. Products of picked rows are launched as often without.
+
+        Where preparing weights makes a small part of the launches, the others come first.
+        """
+        return finding.variant not in (self.projected, self.cast, self.normed)
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
@@ -467,7 +470,9 @@ _CAST_ONCE: Final = (
         "Enter autocast once, around the loop",
         "with torch.autocast('cuda', dtype=torch.bfloat16):  # it keeps its casts of weights until it is left\n"
         "    for turn in range(turns): state = layers(state)  # no autocast in here, and no cache_enabled=False\n"
-        "# what needs 32 bits in a turn: torch.autocast('cuda', enabled=False) around that alone",
+        "# what needs 32 bits in a turn: torch.autocast('cuda', enabled=False) around that alone\n"
+        "# parts of weights (w.t(), w[i]) and weights of nn.LSTM are cast at each use: cast them before the loop, or\n"
+        "# give an nn.LSTM all turns in one call",
         f"{GAIN}: each weight is cast once, and its gradient is cast back once",
     ),
     Remedy(
