@@ -566,6 +566,107 @@ def test_work_that_is_run_again_is_where_it_runs_and_not_where_its_launches_dela
     assert [(place.range, place.kind, place.share) for place in found.places] == [("backward", "kernels", 1)]
 
 
+#: Blocks of kernels that cast and add a weight, and of one that widens its gradient: half as many numbers each.
+WEIGHT, WIDENED = (4096, 1, 1), (8192, 1, 1)
+WIDEN = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)"
+
+
+@pytest.mark.parametrize(
+    ("turns", "added", "micro_batches", "is_weight", "found"),
+    [
+        (8, 7, 1, True, True),
+        (3, 2, 1, True, True),
+        (2, 1, 1, True, False),  # a network that is run for two inputs
+        (8, 0, 1, True, False),  # layers with weights of their own
+        (8, 8, 1, True, False),  # gradients that nobody clears
+        (2, 2, 4, True, False),  # micro-batches: the first one adds nothing
+        (8, 7, 1, False, False),  # a residual stream in 32 bits
+    ],
+)
+def test_weights_that_each_turn_of_a_loop_casts_are_cast_again(
+    turns: int, added: int, micro_batches: int, is_weight: bool, found: bool
+) -> None:
+    """Each turn casts the weights of two layers in 60 µs each, for a product of 40 µs."""
+
+    def step(machine: Machine) -> None:
+        for batch in range(micro_batches):
+            adds = added if batch or micro_batches == 1 else 0
+            with machine.range("forward"):
+                for _ in range(2 * turns):
+                    machine.launch(60 * US, CAST, grid=WEIGHT)
+                    machine.launch(40 * US)
+                    machine.launch(10 * US, LAYER_NORM)
+            with machine.range("backward"):
+                for turn in reversed(range(turns)):
+                    for _ in range(2):
+                        machine.launch(10 * US, "at::native::layer_norm_backward_kernel<float>")
+                        machine.launch(10 * US, CAST, grid=(512, 1, 1) if is_weight else WEIGHT)
+                        for transposed in ("NTT", "NNT"):
+                            machine.launch(40 * US, BF16_GEMM.replace("TNN", transposed))
+                        machine.launch(60 * US, WIDEN, grid=WIDENED)
+                        if turn < adds:
+                            machine.launch(80 * US, ADD, grid=WEIGHT)
+        with machine.range("optimizer"):
+            machine.launch(200 * US, FUSED)
+
+    finding = verdict(step).finding("recomputation")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert finding.evidence["weight_uses_per_step"] == turns
+        assert finding.evidence["repeated_per_step"] == 2 * 2 * (turns - 1), "two casts of each of two weights"
+        assert finding.remedies[0].action.startswith("Enter autocast once")
+        needed = 200 + 2 * (turns * (50 + 100) + 120 + (turns - 1) * 40)  # sums go over half of the bytes
+        assert finding.expected == pytest.approx(1 + 2 * (turns - 1) * (120 + 40) / needed, rel=0.1)
+
+
+@pytest.mark.parametrize(("weights", "cast_us"), [((2048, 1024), 30), ((2048,), 300)])
+def test_gradients_that_are_added_beside_many_or_large_weights_show_no_loop(
+    weights: tuple[int, ...], cast_us: int
+) -> None:
+    """Something of one size is cast and added in each of eight layers, and most casts, or their time, are of others."""
+
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            for _ in range(8):
+                machine.launch(60 * US, CAST, grid=WEIGHT)
+                for weight in weights:
+                    machine.launch(cast_us * US, CAST, grid=(weight, 1, 1))
+                    machine.launch(40 * US)
+        with machine.range("backward"):
+            for layer in range(8):
+                for weight in weights:
+                    machine.launch(10 * US, CAST, grid=(512, 1, 1))
+                    machine.launch(40 * US, BF16_GEMM.replace("TNN", "NTT"))
+                    machine.launch(30 * US, WIDEN, grid=(2 * weight, 1, 1))
+                machine.launch(60 * US, WIDEN, grid=WIDENED)
+                if layer:
+                    machine.launch(80 * US, ADD, grid=WEIGHT)
+        with machine.range("optimizer"):
+            machine.launch(200 * US, FUSED)
+
+    assert verdict(step).finding("recomputation") is None
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_weight_norm_of_inference_is_folded_into_the_weights(trains: bool) -> None:
+    """Convolutions of 60 µs, each with a norm of its weight of 20 µs, launched ahead of the GPU."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(20):
+            machine.launch(20 * US, "void at::native::weight_norm_fwd_first_dim_kernel<c10::BFloat16, float>(int)")
+            machine.launch(60 * US, CONVOLUTION)
+        if trains:
+            machine.launch(20 * US, "at::native::weight_norm_bwd_first_dim_kernel<c10::BFloat16, float>")
+            machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    finding = verdict(step).finding("recomputation")
+    assert (finding is None) is trains
+    if finding is not None:
+        assert finding.evidence["repeated_per_step"] == 20
+        assert "remove_parametrizations" in finding.remedies[0].how
+        assert finding.expected == pytest.approx(80 / 60, rel=0.03)
+
+
 @pytest.mark.parametrize("norm", [BATCH_NORM, BATCH_NORM.replace("collect_statistics", "backward_reduce")])
 def test_a_checkpoint_that_ends_before_its_product_is_run_again(norm: str) -> None:
     """What its product reads is needed in the backward pass, its result is not. Other norms are backward work."""

@@ -89,6 +89,8 @@ MARKS: Final = {
     "summing-up": r"reduce_kernel.*(?:sum_functor|NormTwoOps)",
     # Batch norms with statistics of training, and those that work out statistics.
     "inferring-norm": r"batch_norm_(?:transform_input|elemt)|bn_fw_inf|BatchNormFwdInfer",
+    # A weight from its direction and length.
+    "weight-norm": r"weight_norm_fwd",
     "batch-statistics": r"batch_norm_collect_statistics|bn_fw_tr",
     "adding-a-number": r"CUDAFunctorOnSelf_add<",
     "adding-floats": r"CUDAFunctor_add<float>",

@@ -554,6 +554,15 @@ def micro_batches(facts: Facts, work: Int64s) -> tuple[Int64s, Int64s]:
     return (begins, ends) if (common >= _ALIKE * all_of).all() else none
 
 
+def backward_parts(program: Program, rows: Int64s, backward: Bools, least_products: int = 1) -> list[Int64s]:
+    """The backward work of a step, split where forward products lie between; parts with fewer products left out."""
+    products = program.products
+    rows = rows[backward[rows] | products[rows]]
+    edges = np.flatnonzero(np.diff(backward[rows].astype(np.int8), prepend=0, append=0))
+    parts = (rows[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True))
+    return [part for part in parts if products[part].sum() >= least_products]
+
+
 @once
 def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     """Work of the second and later backward passes of each step over one forward pass, and backward passes per step.

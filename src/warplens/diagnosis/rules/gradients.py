@@ -22,7 +22,14 @@ from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, ahead_without, first_of, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
-from warplens.diagnosis.structure import StructureRule, backward_work, longest, passes_over_one_graph, time_of
+from warplens.diagnosis.structure import (
+    StructureRule,
+    backward_parts,
+    backward_work,
+    longest,
+    passes_over_one_graph,
+    time_of,
+)
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: PyTorch's name of autograd's node that hands a gradient to its parameter.
@@ -262,7 +269,7 @@ class UnusedGradients(StructureRule):
         tiny = adds & (threads <= self.small_threads)
         cleared = (program.marked("filling") | program.marked("clearing")) & ~backward
         for rows in program.by_step():
-            parts = self._backward_parts(program, rows, backward)
+            parts = backward_parts(program, rows, backward, int(self.least_products))
             if not parts or cleared[rows].sum() > tiny[rows].sum() / 2:
                 return None
             for part in parts:
@@ -292,14 +299,6 @@ class UnusedGradients(StructureRule):
         codes = program.launched_as(part[products])
         return bool(np.isin(codes[first:stop], np.r_[codes[:first], codes[stop:]]).mean() > self.same_share)
 
-    def _backward_parts(self, program: Program, rows: Int64s, backward: Bools) -> list[Int64s]:
-        """The backward work of a step, split where forward products lie between; parts with few products left out."""
-        products = program.products
-        rows = rows[backward[rows] | products[rows]]
-        edges = np.flatnonzero(np.diff(backward[rows].astype(np.int8), prepend=0, append=0))
-        parts = (rows[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True))
-        return [part for part in parts if products[part].sum() >= self.least_products]
-
     def _part_never_cleared(self, facts: Facts) -> Unused | None:
         """Never cleared gradients of a part of a network under autocast, such as the network of a perceptual loss.
 
@@ -322,7 +321,7 @@ class UnusedGradients(StructureRule):
             if not program.labelled("optimizer")[rows].any():
                 return None
             narrowed = np.unique(program.blocks(rows[(program.marked("narrowing") & ~backward)[rows]]))
-            for part in self._backward_parts(program, rows, backward):
+            for part in backward_parts(program, rows, backward, int(self.least_products)):
                 places = np.flatnonzero(adds[part] & np.r_[False, casts[part][:-1]])
                 places = places[np.isin(program.blocks(part[places]), narrowed)]
                 tiny = program.threads(part[places]) <= self.small_threads

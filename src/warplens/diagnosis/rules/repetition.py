@@ -22,6 +22,7 @@ from warplens.diagnosis.structure import (
     time_beside,
     time_of,
 )
+from warplens.diagnosis.weight_preparation import CastAgain, cast_again, normed_again
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 
@@ -54,7 +55,7 @@ class Recomputation(StructureRule):
     cause = (
         "recomputed forward work in the backward pass (activation checkpointing); several backward passes over one "
         "graph; generation that runs all tokens, or the encoder, again for each new one; products of rows that were "
-        "picked before, each row many times"
+        "picked before, each row many times; weights that are prepared again for each use"
     )
     raised_when = (
         "sequences of the forward pass's kernels recur in the backward pass, or the backward pass repeats with far "
@@ -63,12 +64,15 @@ class Recomputation(StructureRule):
         "a growing text, with nothing sent to the GPU in between; or at least four turns, each with the token that the "
         "last one chose, run the same products on the same grids, and nothing before them writes as much as they read; "
         "or a product of at least twice as many rows as a "
-        "table has reads rows that were picked from it right before (by recorded shapes); and it costs 2 %"
+        "table has reads rows that were picked from it right before (by recorded shapes); or at least three gradients "
+        "of a weight in a backward pass are cast to 32 bits each, and all but the first are added; or weight norm runs "
+        "in inference; and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
         "one token in each; of those of an encoder, and of products over the same input, all but the first; of "
-        "products of picked rows, and passes beside them, what repeats for a row of the table"
+        "products of picked rows, and passes beside them, what repeats for a row of the table; of casts of weights and "
+        "of their gradients, all but the first, and half of the sums of these gradients; all of weight norm"
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
@@ -103,12 +107,25 @@ class Recomputation(StructureRule):
         "Pick rows after the product: if the results differ, the rows were not those of one table; if the time stays "
         "the same, their product was not the limit.",
     )
+    cast: ClassVar = Variant(
+        "The same weights are cast to 16 bits again in each turn, and their gradients are cast back and added",
+        "Limited by casts of the same weights: {share} of the time goes into those after the first, and into their "
+        "gradients",
+        "Enter autocast once around the loop: if the step launches as many casts, no turn repeats those of another "
+        "one; if it takes as long, they are not the limit.",
+    )
+    normed: ClassVar = Variant(
+        "Weights are computed from direction and length again in each pass (weight norm)",
+        "Limited by weights that are computed again: {share} of the time goes into weight norm in inference",
+        "Fold weight norm into the weights once, after loading: if a pass takes as long, it was not the limit.",
+    )
     evidence: ClassVar = {
         "passes_per_step": "passes over a growing text, of the encoder, or for each token",
         "growth_factor": "tokens of the last of them over those of the first",
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         "backward_passes_per_step": "backward passes over the common part of the graph",
+        "weight_uses_per_step": "casts of a weight that is cast again, on average",
         "picked_products_per_step": "products of rows that were picked from a table right before",
         "picked_rows_factor": "rows picked, at least, over rows of the table",
     }
@@ -125,6 +142,7 @@ class Recomputation(StructureRule):
         0.9,
         "Of picks and passes beside products of picked rows: in one kernel, they still read each row that is picked.",
     )
+    wide_sums_share = Limit(0.5, "Of gradients in 32 bits that are added: with one cast, they are added in 16 bits.")
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
@@ -133,8 +151,11 @@ class Recomputation(StructureRule):
         return finding.variant in (self.growing, self.encoded, self.keys, self.projected)
 
     def makes_launches(self, finding: Finding) -> bool:
-        """True: the host issues repeated work again; only products of picked rows are launched as often without."""
-        return finding.variant != self.projected
+        """True: the host issues repeated work again. Products of picked rows are launched as often without.
+
+        Where preparing weights makes a small part of the launches, the others come first.
+        """
+        return finding.variant not in (self.projected, self.cast, self.normed)
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
@@ -142,7 +163,10 @@ class Recomputation(StructureRule):
         if growing is not None:
             return growing.share
         projected = self._projected(facts)
-        return self._again(facts).astype(np.float64) if projected is None else projected.share
+        if projected is not None:
+            return projected.share
+        casts, share = self._casts(facts), self._again(facts).astype(np.float64)
+        return share if casts is None else np.where(casts.sums, self.wide_sums_share, share)
 
     def _projected(self, facts: Facts) -> ProjectionsOfGatheredRows | None:
         """Products of picked rows, unless whole passes are repeated."""
@@ -157,11 +181,11 @@ class Recomputation(StructureRule):
 
     @remembered
     def _again(self, facts: Facts) -> Bools:
-        """Work that repeats the forward pass in the backward pass, backward passes, or passes of an encoder."""
+        """Work that repeats forward work, casts of weights, backward passes, or work of inference."""
         backward = backward_work(facts)
         if not backward.any() or backward.all():
-            encoded = encoded_again(facts)[0]
-            return encoded if encoded.any() else projected_for_each_token(facts)[0]
+            found = (encoded_again(facts)[0], projected_for_each_token(facts)[0])
+            return next((again for again in found if again.any()), normed_again(facts))
         passes, _ = passes_over_one_graph(facts)
         if passes.any():
             return passes
@@ -169,8 +193,13 @@ class Recomputation(StructureRule):
         again = self._forward_again(facts, backward)
         too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
         if too_few or time_of(facts.program, again) > self.most_share * time_of(facts.program, is_kernel & backward):
-            again[:] = False
+            return cast_again(facts).casts
         return again
+
+    def _casts(self, facts: Facts) -> CastAgain | None:
+        """Casts of weights, if they are the repeated work."""
+        found = cast_again(facts)
+        return found if found.uses > 1 and self._again(facts) is found.casts else None
 
     def _forward_again(self, facts: Facts, backward: Bools) -> Bools:
         """Kernels of the backward pass in sequences that the forward pass of the same step launches as well."""
@@ -231,6 +260,10 @@ class Recomputation(StructureRule):
             return self._repeated_keys(facts, claims)
         if passes_over_one_graph(facts)[1] > 1:
             return self._repeated_backward(facts, claims)
+        if (casts := self._casts(facts)) is not None:
+            return self._repeated_casts(facts, claims, casts)
+        if normed_again(facts).any():
+            return self._repeated_norms(facts, claims)
         return self._checkpoints(facts, claims)
 
     def _growing_text(self, facts: Facts, claims: Claims, growing: Growing) -> Finding | None:
@@ -300,6 +333,30 @@ class Recomputation(StructureRule):
             evidence={"repeated_per_step": self._repeated_per_step(facts), "backward_passes_per_step": passes},
             bound_ns=self._claimed_and_idle_ns(facts, claims),
             remedies=_ONE_PASS,
+        )
+
+    def _repeated_casts(self, facts: Facts, claims: Claims, casts: CastAgain) -> Finding | None:
+        """The finding on weights that are cast in each turn of a loop."""
+        return self.seen(
+            facts,
+            claims,
+            variant=self.cast,
+            confidence="high",
+            evidence={"repeated_per_step": self._repeated_per_step(facts), "weight_uses_per_step": casts.uses},
+            bound_ns=time_of(facts.program, casts.casts | casts.sums) + facts.own_idle_ns,
+            remedies=_CAST_ONCE,
+        )
+
+    def _repeated_norms(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding on weight norm in inference."""
+        return self.seen(
+            facts,
+            claims,
+            variant=self.normed,
+            confidence="high",
+            evidence={"repeated_per_step": self._repeated_per_step(facts)},
+            bound_ns=self._claimed_and_idle_ns(facts, claims),
+            remedies=_FOLDED,
         )
 
     def _checkpoints(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -404,6 +461,35 @@ _PROJECTED_ONCE: Final = (
         "# each layer then attends to what is kept: scaled_dot_product_attention(q, *kept[number])\n"
         "# transformers keeps them in past_key_values (EncoderDecoderCache): give it to each call",
         f"{GAIN}: the products of the first token stay; memory for keys and values of each layer",
+    ),
+)
+
+#: For weights that each turn of a loop casts.
+_CAST_ONCE: Final = (
+    Remedy(
+        "Enter autocast once, around the loop",
+        "with torch.autocast('cuda', dtype=torch.bfloat16):  # it keeps its casts of weights until it is left\n"
+        "    for turn in range(turns): state = layers(state)  # no autocast in here, and no cache_enabled=False\n"
+        "# what needs 32 bits in a turn: torch.autocast('cuda', enabled=False) around that alone\n"
+        "# parts of weights (w.t(), w[i]) and weights of nn.LSTM are cast at each use: cast them before the loop, or\n"
+        "# give an nn.LSTM all turns in one call",
+        f"{GAIN}: each weight is cast once, and its gradient is cast back once",
+    ),
+    Remedy(
+        "Keep weights in 16 bits",
+        "model.to(torch.bfloat16)  # with an optimizer that keeps copies in 32 bits; compare the accuracy",
+        "no casts of weights at all",
+    ),
+)
+
+#: For weight norm in inference.
+_FOLDED: Final = (
+    Remedy(
+        "Fold weight norm into the weights, once after loading",
+        "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')  # for each layer that has it\n"
+        "# torch.nn.utils.weight_norm, the older one: torch.nn.utils.remove_weight_norm(layer)\n"
+        "# models of speech mostly have model.remove_weight_norm()",
+        f"{GAIN}: the same weights",
     ),
 )
 
