@@ -172,7 +172,7 @@ class Vocoder(nn.Module):
 
 @pair(
     "launch-overhead", "speech", "remove_parametrizations before inference", SIXTH,
-    accept=("small-kernels", "unfused-chain"), inference=True, steps=(4, 2),
+    accept=("small-kernels", "unfused-chain", "recomputation"), inference=True, steps=(4, 2),
 )  # fmt: skip
 def weight_norm_in_inference(variant: str) -> Step:
     """A vocoder of 48 convolutions of 512 turns 1 × 2,048 frames to sound; its weights are put together each time."""
