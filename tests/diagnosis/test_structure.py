@@ -1899,6 +1899,23 @@ def test_products_in_tf32_are_left_out_of_mixed_precision_where_others_have_16_b
         assert first.bound > first.expected
 
 
+@pytest.mark.parametrize(("name", "saved_us"), [(CAT, 0), (CAST, 6)])
+def test_starting_a_product_in_tf32_and_joining_its_operands_take_as_long_in_16_bits(name: str, saved_us: int) -> None:
+    """A quarter of a product of 12 µs is starting it, in any format; a cast to its format would go."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(12 * US, times=10)
+        for _ in range(20):
+            machine.launch(12 * US, TF32_GEMM)
+            machine.launch(6 * US, name)
+
+    finding = verdict(step, Machine(python_ns=0)).finding("precision")
+    assert finding is not None
+    recorded_us = 10 * 13 + 20 * (13 + 7)
+    claimed_us = 20 * (9 * (1 - 1 / 2 / 0.9375) + saved_us)
+    assert finding.evidence["claimed_share"] == pytest.approx(claimed_us / recorded_us, rel=0.03)
+
+
 def test_products_in_tf32_are_narrowed_with_those_off_the_tensor_cores() -> None:
     """Attention of fp32 numbers has no kernel in TF32, which the program allows; 16 bits double the rate of all."""
 
