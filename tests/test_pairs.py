@@ -362,6 +362,29 @@ def test_tensors_of_an_adapter_that_are_sent_one_by_one_are_one_cause(source: st
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_weights_that_a_module_returns_come_before_the_chains_around_them(source: str) -> None:
+    """With need_weights=False a step was timed at 1.54 times."""
+    path = next(each for each in pairs() if each.name == "insurance_claim_columns").path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == "unfused-attention"
+    assert "need_weights=False" in first["remedies"][0]["how"]
+    low, high = first["expected_interval"]
+    assert low < 1.54 < high <= first["bound"]
+    assert first["expected"] == pytest.approx(1.54, rel=0.1)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_world_model_that_draws_categories_gets_no_warning(source: str) -> None:
+    """It has no attention, and its products of 16 rows in TF32 would gain little from 16 bits."""
+    path = next(each for each in pairs() if each.name == "gripper_world_model").path(source)
+    assert path is not None
+    found = diagnose([path]).to_dict()["findings"]
+    assert all(each["severity"] == "info" for each in found)
+    assert not any(each["id"] == "unfused-attention" for each in found)
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_decoder_outside_of_autocast_is_a_part_that_was_left_out(source: str) -> None:
     """Its convolutions run in TF32; in 16 bits, as the rest, a step was timed at 1.39 times."""
     path = next(each for each in pairs() if each.name == "field_boundary_training").path(source)

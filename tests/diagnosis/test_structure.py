@@ -14,7 +14,7 @@ import pytest
 from tests.analysis.builders import call, copy, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
-from tests.diagnosis.programs import judged, record, verdict
+from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
@@ -143,6 +143,145 @@ def test_layers_with_a_softmax_are_no_attention(passes: tuple[str, ...], product
             machine.launch(200 * US, times=products)
 
     assert verdict(step).finding("unfused-attention") is None
+
+
+SPLIT_SUM = "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false>(int)"
+BIAS_GEMM = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNN"
+SOFTMAX_BACKWARD = SOFTMAX.replace("Forward", "Backward")
+DRAWN = "triton_per_fused__softmax_add_argmax_eq_sub_view_7"
+MEAN = (
+    "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::MeanOps<float, float>, float>>(int)"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "softmax", "between", "after", "is_attention"),
+    [
+        ((BF16_GEMM,), SOFTMAX, (), (BF16_GEMM,), True),
+        ((BF16_GEMM, SPLIT_SUM), SOFTMAX, (), (BF16_GEMM,), False),  # a product of few rows
+        ((BF16_GEMM,), SOFTMAX, (), (BF16_GEMM, SPLIT_SUM), False),
+        ((BIAS_GEMM,), SOFTMAX, (), (BF16_GEMM,), False),  # a linear layer
+        ((BF16_GEMM,), SOFTMAX, (CAT,), (BF16_GEMM,), False),  # the product reads other numbers, too
+        ((BF16_GEMM,), SOFTMAX, (ARGMAX, ADD), (BF16_GEMM,), False),  # it reads what was drawn
+        ((BF16_GEMM,), DRAWN, (), (BF16_GEMM,), False),
+    ],
+)
+def test_categories_drawn_between_layers_are_no_attention(
+    before: tuple[str, ...], softmax: str, between: tuple[str, ...], after: tuple[str, ...], is_attention: bool
+) -> None:
+    """As the latents of a world model, in a profile without shapes."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            for name in (*before, ADD, softmax, *between, ADD, *after):
+                machine.launch(100 * US, name, grid=(160, 1, 1))
+            machine.launch(30 * US, ADD)
+            machine.launch(300 * US)
+
+    assert (verdict(step).finding("unfused-attention") is not None) is is_attention
+
+
+@pytest.mark.parametrize(
+    ("scores", "softmax", "values", "is_attention"),
+    [
+        ([[64, 128, 32], [64, 32, 128]], [64, 128, 128], [[64, 128, 128], [64, 128, 32]], True),
+        ([[64, 128, 32], [64, 32, 128]], [8, 8, 128, 129], [[64, 128, 128], [64, 128, 32]], True),  # a sink is cut off
+        ([[128], [16, 32], [32, 128]], [16, 128], [[128], [16, 128], [128, 64]], False),  # linear layers
+        ([[16, 1024], [1024, 1024]], [16, 32, 32], [[16, 1024], [1024, 640]], False),
+        ([[8, 512, 64], [8, 64, 256]], [512, 8, 2], [[8, 512, 256], [8, 256, 64]], False),  # experts and their router
+    ],
+)
+def test_recorded_shapes_tell_scores_from_other_products(
+    scores: list[list[int]], softmax: list[int], values: list[list[int]], is_attention: bool
+) -> None:
+    """Both products have a batch of heads, and the second one reads what the softmax wrote."""
+    works = [
+        ("aten::bmm", scores, BF16_GEMM),
+        ("aten::_softmax", [softmax, [], []], SOFTMAX),
+        ("aten::bmm", values, BF16_GEMM),
+        ("aten::add", [[64, 64], [64, 64]], ADD),
+    ]
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(1, 25):
+        name, shapes, full = works[(number - 1) % 4]
+        ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)))
+        calls.append(launch(now + US, now + 2 * US, number))
+        begin, now = now + 5 * US, now + 500 * US
+        kernels.append(kernel(begin, now, "kernel", correlation=number, full_name=full, grid=(1056, 1, 1)))
+        if number % 8 == 0:
+            ranges.append(annotation(now - 4000 * US, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    assert (diagnose(timeline, timeline.window()).finding("unfused-attention") is not None) is is_attention
+
+
+def returned_weights(machine: Machine) -> None:
+    """`nn.MultiheadAttention` with its default, in training: passes over scores of 3,200 µs, six products of 600 µs.
+
+    Products clear a workspace first. The mean over heads comes after the projection. The gradient of keys comes out
+    transposed, and its copy takes 1,000 µs instead of 100. Other work takes 1,700 µs.
+    """
+
+    def product(duration: int) -> None:
+        machine.clear(1 * US)
+        machine.launch(duration)
+
+    product(500 * US)
+    product(100 * US)
+    for name in (CAST, SOFTMAX, CAST):
+        machine.launch(500 * US, name)
+    product(100 * US)
+    machine.launch(50 * US, DIRECT_COPY)
+    product(300 * US)
+    machine.launch(200 * US, MEAN)
+    machine.launch(100 * US, LAYER_NORM)
+    product(500 * US)
+    machine.launch(50 * US, DIRECT_COPY)
+    product(100 * US)
+    product(100 * US)
+    for name in (ADD, SOFTMAX_BACKWARD, CAST):
+        machine.launch(500 * US, name)
+    product(100 * US)
+    product(100 * US)
+    machine.launch(100 * US, DIRECT_COPY)
+    machine.copy(50 * US, 1 << 20, "device-to-device", pinned=True)
+    machine.launch(1000 * US, DIRECT_COPY)
+    machine.launch(50 * US, LAYER_NORM)
+
+
+def test_attention_that_returns_its_weights_claims_all_passes_over_them() -> None:
+    found = verdict(returned_weights)
+    first = found.findings[0]
+    assert first.id == "unfused-attention"
+    assert first.title.startswith("nn.MultiheadAttention returns its weights")
+    assert "need_weights=False" in first.remedies[0].how
+    assert first.evidence["passes_per_attention_factor"] == (3 + 1 + 3) / 2
+    # The passes, three quarters of six products, and what the transposed copy takes longer than a product.
+    claimed = 3200 + 0.75 * 600 + (1000 - 100)
+    assert first.evidence["saved_ns"] == pytest.approx(STEPS * claimed * US, rel=0.02)
+    assert first.expected is not None
+    assert first.bound is not None
+    assert first.expected < first.bound
+
+
+@pytest.mark.parametrize("after", [(LAYER_NORM, MEAN), (MEAN,)])
+def test_a_mean_of_other_numbers_is_none_over_heads(after: tuple[str, ...]) -> None:
+    """Norms that are written out take means of sums; a mean of activations is shorter than one of the weights."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(100 * US)
+            machine.launch(300 * US, SOFTMAX)
+            machine.launch(100 * US)
+            machine.launch(20 * US, DIRECT_COPY)
+            machine.launch(300 * US)
+            for name in after:
+                machine.launch((150 if len(after) > 1 else 30) * US, name)
+            machine.launch(300 * US)
+
+    first = verdict(step).finding("unfused-attention")
+    assert first is not None
+    assert "need_weights" not in first.remedies[0].how
+    assert first.evidence["passes_per_attention_factor"] == 1
 
 
 def test_the_softmax_of_a_loss_is_none_of_attention() -> None:
@@ -1859,6 +1998,23 @@ def test_products_in_tf32_are_left_out_of_mixed_precision_where_others_have_16_b
         assert first.expected == pytest.approx(700 / (300 + 300 / 2 / 0.9375 + 50), rel=0.02)
         assert first.bound is not None
         assert first.bound > first.expected
+
+
+@pytest.mark.parametrize(("name", "saved_us"), [(CAT, 0), (CAST, 6)])
+def test_starting_a_product_in_tf32_and_joining_its_operands_take_as_long_in_16_bits(name: str, saved_us: int) -> None:
+    """A quarter of a product of 12 µs is starting it, in any format; a cast to its format would go."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(12 * US, times=10)
+        for _ in range(20):
+            machine.launch(12 * US, TF32_GEMM)
+            machine.launch(6 * US, name)
+
+    finding = verdict(step, Machine(python_ns=0)).finding("precision")
+    assert finding is not None
+    recorded_us = 10 * 13 + 20 * (13 + 7)
+    claimed_us = 20 * (9 * (1 - 1 / 2 / 0.9375) + saved_us)
+    assert finding.evidence["claimed_share"] == pytest.approx(claimed_us / recorded_us, rel=0.03)
 
 
 def test_products_in_tf32_are_narrowed_with_those_off_the_tensor_cores() -> None:

@@ -48,6 +48,13 @@ MARKS: Final = {
     # Operands that the compiler pads for a kernel.
     "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
+    # Numbers that are joined to others, or of which the largest is chosen, also in kernels of a compiler.
+    "joined-or-chosen": r"CatArrayBatchedCopy|cat_kernel|ArgM(?:ax|in)|^triton_\w*_(?:cat|argmax|argmin)(?:_|\b)",
+    # The sum of a product that was split along its inner side.
+    "summing-parts": r"(?i)split_?kreduce",
+    # A product that adds the bias of a linear layer.
+    "adding-bias": r"^nvjet_\w*_bias_",
+    "averaging": r"reduce_kernel.*MeanOps",
     "rolling": r"roll_cuda_kernel",
     # Positions, which are made without any input.
     "counting": r"arange_cuda_out|linspace_cuda_out",

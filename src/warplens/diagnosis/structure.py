@@ -627,19 +627,25 @@ def time_of(program: Program, which: Bools | Int64s) -> int:
     return int(program.own_ns[np.flatnonzero(which) if which.dtype == np.bool_ else which].sum())
 
 
-def time_beside(program: Program, which: Bools, reach: int = 8) -> Int64s:
-    """Time of the passes over memory next to these pieces, at most `reach` on either side; 0 for other work."""
+def time_beside(program: Program, which: Bools, reach: int = 8, *, over_others: bool = False) -> Int64s:
+    """Time of the passes over memory next to these pieces, at most `reach` on either side; 0 for other work.
+
+    Args:
+        over_others: whether memsets and copies, which are no kernels, do not end a row of passes.
+    """
     order = program.order
     found = np.zeros(len(order), dtype=np.bool_)
     places = np.flatnonzero(program.in_order(which))
     is_pass = program.in_order(program.passes)
+    goes_on = is_pass | ~program.in_order(program.is_kernel) if over_others else is_pass
     for direction in (-1, 1):
         reached = places
         for _ in range(reach):
             reached = reached + direction
             reached = reached[(reached >= 0) & (reached < len(order))]
-            reached = reached[is_pass[reached]]
+            reached = reached[goes_on[reached]]
             found[reached] = True
+    found &= is_pass
     beside = np.zeros(len(order), dtype=np.int64)
     beside[order[found]] = program.own_ns[order[found]]
     return beside

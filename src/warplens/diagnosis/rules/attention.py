@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
@@ -14,10 +17,11 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
-from warplens.diagnosis.rule import Limit, remembered
+from warplens.diagnosis.program import Program
+from warplens.diagnosis.rule import Limit, first_of, remembered
 from warplens.diagnosis.rules.precision import Precision, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s, name_categories, texts_with
 
 
 class UnfusedAttention(StructureRule):
@@ -30,12 +34,13 @@ class UnfusedAttention(StructureRule):
     cause = "unfused attention: its scores (queries × keys) go through memory between two products"
     raised_when = (
         "a softmax lies between two matrix products of its own with only passes over memory around it, none of them a "
-        "normalization, or fused attention gets one mask of queries × keys for all sequences and heads; and it costs "
-        "2 %"
+        "normalization, and neither shapes nor kernels show linear layers, or numbers that are joined or chosen after "
+        "the softmax; or fused attention gets one mask of queries × keys for all sequences and heads; and it costs 2 %"
     )
     claimed = (
-        "these passes, and the part of the two products that fused attention saves; for fused attention with such a "
-        "mask, the masked half of the scores and the cost of slower kernels"
+        "these passes, the mean of the weights over heads, and the part of the products (two forward, four backward) "
+        "that fused attention saves; of a copy of a transposed gradient, what it takes longer than the product; for "
+        "fused attention with such a mask, the masked half of the scores and the cost of slower kernels"
     )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
     title = "Attention is not fused: its scores go through memory several times"
@@ -43,6 +48,11 @@ class UnfusedAttention(StructureRule):
         "scaled_dot_product_attention falls back to its written-out form: scores go through memory",
         refutation="Time one layer with inputs that a fused kernel takes (16 bits, no mask; the result is wrong, but "
         "only the time counts): if it is not faster, the sequences are too short for the scores to matter.",
+    )
+    returned: ClassVar = Variant(
+        "nn.MultiheadAttention returns its weights, so that attention is not fused: scores go through memory",
+        refutation="Time one layer with need_weights=False: if it is not faster, the sequences are too short for the "
+        "scores to matter.",
     )
     masked: ClassVar = Variant(
         "Fused attention gets an explicit mask: masked scores are computed, in slower kernels",
@@ -74,6 +84,9 @@ class UnfusedAttention(StructureRule):
         0.9, "Sequence lengths that are not a multiple of 8 slow the products down; fused attention takes any length."
     )
     pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this share of their softmax's time.")
+    mean_to_softmax_share = Limit(
+        0.25, "A mean over heads reads what a softmax reads and writes, and so takes about half of its time."
+    )
     masked_saved_share = Limit(
         0.6,
         "If later tokens are hidden, half of the scores need not be computed, and kernels without a mask get nearer "
@@ -89,9 +102,11 @@ class UnfusedAttention(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """All of the passes, a part of the products, and the cost of a mask for fused attention."""
-        passes, products, count = self._unfused(facts)
+        written = self._unfused(facts)
+        passes, products = written.passes, written.products
         share = np.zeros(facts.work.height)
-        if count and time_of(facts.program, passes) >= self.least_share * facts.wall_ns:
+        if written.count and time_of(facts.program, passes) >= self.least_share * facts.wall_ns:
+            share = written.transposed.copy()
             share[passes] = 1.0
             share[products] = self.product_saved_share
             share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
@@ -137,8 +152,7 @@ class UnfusedAttention(StructureRule):
         """
         if (facts.timeline.trace.ranges["name"] == "aten::_scaled_dot_product_attention_math").any():
             return True
-        passes, _, _ = self._unfused(facts)
-        return bool((passes & facts.program.marked("unseen-rows")).any())
+        return bool((self._unfused(facts).passes & facts.program.marked("unseen-rows")).any())
 
     @remembered
     def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
@@ -166,8 +180,8 @@ class UnfusedAttention(StructureRule):
         return facts.program.labelled("attention"), masks
 
     @remembered
-    def _unfused(self, facts: Facts) -> tuple[Bools, Bools, int]:
-        """Passes over scores, products that write or read scores, and the number of softmaxes between products."""
+    def _unfused(self, facts: Facts) -> _Written:
+        """What attention that writes its scores to memory consists of."""
         program = facts.program
         order = program.order
         count = len(order)
@@ -175,17 +189,61 @@ class UnfusedAttention(StructureRule):
         products = np.zeros(count, dtype=np.bool_)
         softmax, left, right = self._between_products(facts)
         if not len(softmax):
-            return passes, products, 0
+            return _Written(passes, products, np.zeros(count), np.zeros(count, dtype=np.bool_), 0)
         lengths = right - left + 1
         inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
         softmax_ns = np.repeat(program.own_ns[order[softmax]], lengths)
         is_large = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
         passes[order[inside[is_large]]] = True
-        # The backward pass has a second product that reads the gradients of the scores.
-        second = right[right + 2 < count] + 2
-        second = second[program.in_order(program.labelled("gemm"))[second] & ~program.breaks[second]]
-        products[order[np.concatenate((left - 1, right + 1, second))]] = True
-        return passes, products, len(softmax)
+        is_backward = program.in_order(program.marked("backward"))[softmax]
+        # In the backward pass, two products make gradients of weights and values, and two those of queries and keys.
+        before = _next_kernel(program, left[is_backward] - 1, -1)
+        last = _next_kernel(program, right[is_backward] + 1, 1)
+        is_product = program.in_order(program.labelled("gemm"))
+        before, is_second = before[is_product[before]], is_product[last]
+        products[order[np.concatenate((left - 1, right + 1, before, last[is_second]))]] = True
+        last[~is_second] = right[is_backward][~is_second] + 1
+        means = self._means(facts, softmax[~is_backward], right[~is_backward])
+        passes |= means
+        return _Written(passes, products, self._transposed(facts, last), means, len(softmax))
+
+    def _means(self, facts: Facts, softmax: Int64s, right: Int64s) -> Bools:
+        """Means of the weights over heads, which `nn.MultiheadAttention` takes after the projection of its result.
+
+        Nothing else takes a mean right after a product; a mean over other numbers than the weights is shorter.
+
+        Args:
+            softmax: places of the softmaxes of a forward pass in `Program.order`.
+            right: places of the last passes before the products with values.
+        """
+        program, order = facts.program, facts.program.order
+        means = np.zeros(facts.work.height, dtype=np.bool_)
+        products = np.flatnonzero(program.in_order(program.labelled("gemm")))
+        projection = np.searchsorted(products, right + 1) + 1
+        known = projection < len(products)
+        rows = order[_next_kernel(program, products[projection[known]], 1)]
+        softmax_ns = program.own_ns[order[softmax[known]]]
+        is_mean = program.marked("averaging")[rows] & (program.own_ns[rows] >= self.mean_to_softmax_share * softmax_ns)
+        means[rows[is_mean]] = True
+        return means
+
+    def _transposed(self, facts: Facts, last: Int64s) -> Float64s:
+        """Share saved of copies of transposed gradients, which follow the last products of the backward pass.
+
+        The gradient of keys comes out of its product transposed. A copy of it moves less than the product, which reads
+        scores as well; if it takes longer, it reads or writes memory in small pieces.
+        """
+        program, order = facts.program, facts.program.order
+        share = np.zeros(facts.work.height)
+        is_pass = np.append(program.in_order(program.passes | ~program.is_kernel) & ~program.breaks, False)
+        copies = program.marked("strided") & program.labelled("copy-cast") & ~program.marked("narrowing")
+        product_ns, place = program.own_ns[order[last]], last + 1
+        for _ in range(int(self.farthest)):
+            product_ns, place = product_ns[is_pass[place]], place[is_pass[place]]
+            rows = order[place]
+            share[rows] = np.where(copies[rows], 1 - product_ns / np.maximum(program.own_ns[rows], product_ns), 0.0)
+            place = place + 1
+        return share
 
     def _between_products(self, facts: Facts) -> tuple[Int64s, Int64s, Int64s]:
         """Places of the softmaxes that lie between two products with only passes around, and of the outermost passes.
@@ -215,14 +273,37 @@ class UnfusedAttention(StructureRule):
         places = places[:, is_product[left - 1] & is_product[right + 1]]
         _, left, right = places
         # Each attention has two products of its own: one between two softmaxes makes a layer of each, not attention.
-        softmax, left, right = places[:, ~np.isin(left - 1, right + 1) & ~np.isin(right + 1, left - 1)]
+        places = places[:, ~np.isin(left - 1, right + 1) & ~np.isin(right + 1, left - 1)]
+        softmax, left, right = places[:, self._of_attention(facts, *places)]
         return softmax, left, right
+
+    def _of_attention(self, facts: Facts, softmax: Int64s, left: Int64s, right: Int64s) -> Bools:
+        """Which of these softmaxes are those of an attention.
+
+        Scores and weights are operands of products over a batch of heads, not of linear layers; and the next product
+        reads the weights as they are, not joined to other numbers, and not what was drawn with them.
+        """
+        program = facts.program
+        other = program.in_order(program.marked("joined-or-chosen"))
+        before = np.r_[0, np.cumsum(other)]
+        found: Bools = before[right + 1] == before[softmax]
+        # A library splits a product of few rows; a batch fills the GPU without that, or its sum has several layers.
+        summing = program.in_order(program.marked("summing-parts") & ~program.stacked)
+        layers = program.in_order(program.marked("adding-bias")) | summing
+        found &= ~layers[left - 1] & ~layers[right + 1] & ~summing[_next_kernel(program, right + 1, 1)]
+        if not facts.timeline.has_operators or not len(softmax):
+            return found
+        # What was recorded around a compiler's kernels are inputs of a whole region.
+        texts = program.shapes().zip_with(pl.Series(~program.marked("generated")), pl.Series([None], dtype=pl.String))
+        columns = (texts.gather(program.order[at]).to_list() for at in (left - 1, softmax, right + 1))
+        of_heads = [_is_of_heads(*shapes) for shapes in zip(*columns, strict=True)]
+        return np.asarray(found & np.array(of_heads, dtype=np.bool_), dtype=np.bool_)
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding: on scores in memory, or on an explicit mask where all attention is fused."""
-        _, _, count = self._unfused(facts)
         attention, _ = self._masked(facts)
-        return self._explicit_mask(facts, claims) if attention.any() and not count else self._scores(facts, claims)
+        is_masked = attention.any() and not self._unfused(facts).count
+        return self._explicit_mask(facts, claims) if is_masked else self._scores(facts, claims)
 
     def _explicit_mask(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding on fused attention with a mask."""
@@ -240,23 +321,44 @@ class UnfusedAttention(StructureRule):
 
     def _scores(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding on attention that writes its scores to memory."""
-        passes, products, count = self._unfused(facts)
+        written = self._unfused(facts)
+        passes, products = written.passes, written.products
         falls_back = self._falls_back(facts)
+        returned = not falls_back and self._returns_weights(facts)
         # Fused attention takes some time as well, which cannot be computed from these products.
         attention_ns = int(1.04 * time_of(facts.program, passes | products))
-        beside_ns = int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum())
+        beside = time_beside(facts.program, products, reach=24, over_others=True)
+        beside_ns = int(0.9 * beside[~passes].sum())
         return self.seen(
             facts,
             claims,
-            variant=self.fallback if falls_back else USUAL,
+            variant=first_of((falls_back, self.fallback), (returned, self.returned), default=USUAL),
             confidence="high",
             evidence={
-                "attentions_per_step": count / facts.steps,
-                "passes_per_attention_factor": int(passes.sum()) / max(count, 1),
+                "attentions_per_step": written.count / facts.steps,
+                "passes_per_attention_factor": int(passes.sum()) / max(written.count, 1),
             },
             bound_ns=attention_ns + beside_ns,
-            remedies=_ACCEPTED if falls_back else _FUSED,
+            remedies=first_of((falls_back, _ACCEPTED), (returned, (_NO_WEIGHTS, *_FUSED)), default=_FUSED),
         )
+
+    def _returns_weights(self, facts: Facts) -> bool:
+        """Whether `nn.MultiheadAttention` writes the scores, because it returns their average over heads."""
+        trace = facts.timeline.trace
+        named = (trace.ranges["name"] == "aten::_native_multi_head_attention").any()
+        modules = texts_with(name_categories(trace.python_functions["name"]), _MULTIHEAD).any()
+        return bool(named or modules or self._unfused(facts).means.any())
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """What attention that writes its scores to memory consists of. Arrays have one value per row of `Facts.work`."""
+
+    passes: Bools  #: passes over scores and weights
+    products: Bools  #: products that write or read scores, weights or their gradients
+    transposed: Float64s  #: share saved of copies of transposed gradients
+    means: Bools  #: those of the passes that average weights over heads
+    count: int  #: softmaxes between products
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +391,16 @@ def attention_masks(facts: Facts) -> AttentionMasks | None:
         shapes = None if all_shapes.null_count() == all_shapes.len() else all_shapes.gather(attended)
     return AttentionMasks(attended, before, making, np.nan_to_num(program.threads(before)) * 4, shapes)
 
+
+#: The module of `nn.MultiheadAttention` in a profile with Python's functions.
+_MULTIHEAD: Final = re.compile(r"\bMultiheadAttention")
+
+#: For `nn.MultiheadAttention`, which calls the fused function only if nobody asks for weights.
+_NO_WEIGHTS: Final = Remedy(
+    "Ask nn.MultiheadAttention for no weights",
+    "y, _ = attention(x, x, x, need_weights=False)  # the default returns weights, averaged over heads",
+    f"{GAIN}: the module then calls fused attention; weights are neither written nor averaged",
+)
 
 #: For attention that is written out by hand.
 _FUSED: Final = (
@@ -348,6 +460,39 @@ _UNMASKED: Final = (
         f"{GAIN}: the fastest kernels can be used",
     ),
 )
+
+
+def _next_kernel(program: Program, places: Int64s, direction: int) -> Int64s:
+    """Places in `Program.order` of the kernels next to these, over memsets and copies; the same place for none."""
+    kernels = np.flatnonzero(program.in_order(program.is_kernel))
+    number = np.clip(np.searchsorted(kernels, places) + direction, 0, len(kernels) - 1)
+    block = np.cumsum(program.breaks)
+    found = kernels[number]
+    return np.where(block[found] == block[places], found, places)
+
+
+@lru_cache(maxsize=4_096)
+def _is_of_heads(scores: str | None, softmax: str | None, values: str | None) -> bool:
+    """Whether these input shapes can be those of the product for scores, the softmax, and the product with values.
+
+    Operands of both products have a batch, and the second one reads the weights; a part of the keys may be cut off
+    before that, such as an attention sink. Shapes that are not recorded, or not those of products, tell nothing.
+    """
+    products = [tensors_of(text) for text in (scores, values)]
+    if any(_is_of_matrices(tensors) for tensors in products):
+        return False
+    weights = tensors_of(softmax)
+    if not weights or not all(len(shape) > 2 for tensors in (*products, weights[:1]) for shape in tensors):
+        return True
+    numbers = math.prod(weights[0])
+    return not products[1] or any(numbers / 2 <= math.prod(shape) <= numbers for shape in products[1])
+
+
+def _is_of_matrices(tensors: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a product multiplies two matrices, after a bias to add; neither has a batch."""
+    if not 2 <= len(tensors) <= 3 or any(len(shape) > 2 for shape in tensors):
+        return False
+    return tensors[-2][-1:] == tensors[-1][:1]
 
 
 def _mask_of_all(shapes: str) -> int:

@@ -16,7 +16,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
-from warplens.diagnosis.structure import time_of
+from warplens.diagnosis.structure import started_share, time_of
 from warplens.diagnosis.unprofiled import Gain
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
@@ -226,8 +226,8 @@ class Precision(Rule):
         "norms, softmax or an optimizer, would save at 0.55 of the ratio of the peaks (for a ratio below 5: 0.94 of "
         "it, and 3.4 % of the time for casts); beside these, half of what products in TF32 take, "
         "unless others have 16 bits; if both are most products, half of the passes over "
-        "32-bit numbers, a quarter in training; if other products have 16 bits, also what products in TF32 would save, "
-        "half of the passes around these products, and the casts in between"
+        "32-bit numbers, a quarter in training; if other products have 16 bits, also what products in TF32 would save "
+        "once they run, half of the passes around these products, and the casts in between"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
@@ -343,7 +343,10 @@ class Precision(Rule):
             factor = tensor_core_factor(facts, wide) or _LEAST_FACTOR
             share[which] = 1 - self._left(factor, casts=not self._mixed(facts))
         beside = self._beside(facts)
-        share[part | beside] = 1 - self._left(tensor_core_factor(facts, "tf32") or _LEAST_FACTOR, casts=facts.trains)
+        narrower = 1 - self._left(tensor_core_factor(facts, "tf32") or _LEAST_FACTOR, casts=facts.trains)
+        share[beside] = narrower
+        # Starting and ending a product takes as long in any format.
+        share[part] = narrower * (1 - started_share(facts, np.flatnonzero(part)))
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.products
         if 2 * time_of(facts.program, off | beside) > time_of(facts.program, products):
@@ -362,7 +365,7 @@ class Precision(Rule):
         """
         program = facts.program
         share = np.zeros(facts.work.height)
-        casts = program.in_order(program.labelled("copy-cast"))
+        casts = program.in_order(program.labelled("copy-cast") & ~program.marked("joined-or-chosen"))
         wide = program.in_order(program.passes & program.having("precision", "fp32")) & ~casts
         off = program.in_order(off_tensor_cores(facts) | self._left_out(facts))
         for direction in (1, -1):
