@@ -1192,6 +1192,46 @@ def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:
     assert verdict(step).finding("scattered-access") is None
 
 
+NARROW = "nvjet_sm90_tst_256x8_64x6_2x1_v_bz_TNT"
+A_MATRIX, A_ROW = (16, 2048, 1), (32_768, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("grid", "product", "product_us", "behind", "copied"),
+    [
+        (A_MATRIX, NARROW, 37, ADD, True),
+        (A_ROW, NARROW, 37, ADD, False),  # rows of activations
+        (A_MATRIX, BF16_GEMM, 37, ADD, False),  # many rows for each matrix
+        (A_MATRIX, NARROW, 8, ADD, False),  # shorter than reading a copy takes
+        (A_MATRIX, NARROW, 90, ADD, False),  # longer
+        (A_MATRIX, NARROW, 37, SOFTMAX, False),  # keys and values of attention that is written out
+    ],
+)
+def test_matrices_that_are_copied_for_each_row_are_known_by_their_size_without_shapes(
+    grid: tuple[int, int, int], product: str, product_us: int, behind: str, *, copied: bool
+) -> None:
+    """16 matrices of 2,048² in bf16, three times a layer, the last one also in another layout; products read them."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(40 * US)
+            machine.launch(55 * US, PICK, grid, times=3)
+            machine.launch(product_us * US, product, times=2)
+            machine.launch(2 * US, behind)
+            machine.launch(180 * US, DIRECT_COPY, (131_072, 1, 1))
+            machine.launch(product_us * US, product)
+            machine.launch(2 * US, behind)
+
+    finding = verdict(step).finding("scattered-access")
+    if not copied:
+        assert finding is None or "A matrix" not in finding.title
+        return
+    assert verdict(step).findings[0] == finding
+    assert finding.title.startswith("A matrix is copied for each row")
+    kept = 40 + 3 * 37 + 2 * 2
+    assert finding.expected == pytest.approx((kept + 3 * 55 + 180) / kept, rel=0.1)
+
+
 @pytest.mark.parametrize(("read_back", "sent_bytes"), [(False, 4096), (True, 4096), (False, 4)])
 def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sent_bytes: int) -> None:
     """If the host reads back the result of a pass, the next one may need it; a single number is no input."""
