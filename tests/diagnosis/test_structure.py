@@ -1197,6 +1197,58 @@ def test_rows_that_are_summed_as_they_are_read_and_selections_are_what_the_remed
     assert verdict(step).finding("scattered-access") is None
 
 
+def decoded(keys: Sequence[int], mask: list[int], queries: int = 1, rest_us: int = 100) -> Timeline:
+    """A step for each of these lengths of a cache: other work, an attention of 300 µs, and a choice of the token."""
+    kernels, calls, ranges, now, count = [], [], [], 0, 0
+    for length in keys:
+        begun = now
+        tensors = [
+            [32, 16, queries, 128],
+            *[[32, 16, length, 128]] * 2,
+            [length if side < 0 else side for side in mask],
+        ]
+        for name, shapes, duration in (
+            *[(BF16_GEMM, json.dumps([[32, 2048], [2048, 2048]]), rest_us // 2 * US)] * 2,
+            (FLASH, json.dumps([*tensors, [], []]), 300 * US),
+            (ARGMAX, json.dumps([[32, 32_000], [], []]), 10 * US),
+        ):
+            count += 1
+            ranges.append(operator(now, now + 3 * US, "aten::an_operator", shapes=shapes))
+            calls.append(launch(now + US, now + 2 * US, count))
+            begin, now = now + 5 * US, now + 5 * US + duration
+            kernels.append(kernel(begin, now, "k", correlation=count, full_name=name, grid=FULL_GRID))
+        ranges.append(annotation(begun, now, "step"))
+    return program(kernels, calls, ranges)
+
+
+@pytest.mark.parametrize(
+    ("keys", "mask", "queries", "rest_us", "told"),
+    [
+        ([4096] * 4, [32, 1, 1, -1], 1, 100, True),
+        ([4096] * 4, [1, 1, 1, -1], 1, 100, True),
+        ([4096, 4097, 4098, 4099], [32, 1, 1, -1], 1, 100, False),  # a cache that grows
+        ([4096] * 4, [32, 1, 1, 1], 1, 100, False),  # no mask over the keys
+        ([4096] * 4, [1, 1, 4, -1], 4, 100, False),  # several queries
+        ([256] * 4, [32, 1, 1, -1], 1, 100, False),  # too short to matter
+        ([4096] * 4, [32, 1, 1, -1], 1, 2000, False),  # other work takes far longer
+    ],
+)
+def test_masked_places_of_a_cache_of_one_length_are_read_and_nothing_is_said_of_how_many(
+    keys: list[int], mask: list[int], queries: int, rest_us: int, *, told: bool
+) -> None:
+    timeline = decoded(keys, mask, queries, rest_us)
+    found = diagnose(timeline, timeline.window())
+    finding = found.finding("padded-work")
+    assert (finding is not None) == told
+    if finding is not None:
+        assert (found.verdict, found.verdict_known, finding.severity) == ("padded-work", False, "info")
+        assert (finding.evidence["length_count"], finding.evidence["sequences_count"]) == (4096, 32)
+        assert finding.evidence["masked_share"] == pytest.approx(300 / 410)
+        assert finding.expected is None
+        assert finding.bound == pytest.approx(410 / 110, rel=0.1)  # without the attention
+        assert "73.2 %" in found.headline
+
+
 def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:
     def step(machine: Machine) -> None:
         machine.launch(100 * US, times=2)
@@ -1432,6 +1484,46 @@ def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:
     assert verdict(step).finding("scattered-access") is None
 
 
+NARROW = "nvjet_sm90_tst_256x8_64x6_2x1_v_bz_TNT"
+A_MATRIX, A_ROW = (16, 2048, 1), (32_768, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("grid", "product", "product_us", "behind", "copied"),
+    [
+        (A_MATRIX, NARROW, 37, ADD, True),
+        (A_ROW, NARROW, 37, ADD, False),  # rows of activations
+        (A_MATRIX, BF16_GEMM, 37, ADD, False),  # many rows for each matrix
+        (A_MATRIX, NARROW, 8, ADD, False),  # shorter than reading a copy takes
+        (A_MATRIX, NARROW, 90, ADD, False),  # longer
+        (A_MATRIX, NARROW, 37, SOFTMAX, False),  # keys and values of attention that is written out
+    ],
+)
+def test_matrices_that_are_copied_for_each_row_are_known_by_their_size_without_shapes(
+    grid: tuple[int, int, int], product: str, product_us: int, behind: str, *, copied: bool
+) -> None:
+    """16 matrices of 2,048² in bf16, three times a layer, the last one also in another layout; products read them."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(40 * US)
+            machine.launch(55 * US, PICK, grid, times=3)
+            machine.launch(product_us * US, product, times=2)
+            machine.launch(2 * US, behind)
+            machine.launch(180 * US, DIRECT_COPY, (131_072, 1, 1))
+            machine.launch(product_us * US, product)
+            machine.launch(2 * US, behind)
+
+    finding = verdict(step).finding("scattered-access")
+    if not copied:
+        assert finding is None or "A matrix" not in finding.title
+        return
+    assert verdict(step).findings[0] == finding
+    assert finding.title.startswith("A matrix is copied for each row")
+    kept = 40 + 3 * 37 + 2 * 2
+    assert finding.expected == pytest.approx((kept + 3 * 55 + 180) / kept, rel=0.1)
+
+
 @pytest.mark.parametrize(("read_back", "sent_bytes"), [(False, 4096), (True, 4096), (False, 4)])
 def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sent_bytes: int) -> None:
     """If the host reads back the result of a pass, the next one may need it; a single number is no input."""
@@ -1481,6 +1573,26 @@ def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool, 
     if batch:
         assert "if none needs the result" in finding.remedies[0].how
         assert 5 < finding.expected <= 8
+
+
+@pytest.mark.parametrize(("queries", "passes"), [(64, 8), (1, None)])
+def test_passes_that_attend_with_one_query_each_make_the_token_of_the_next(queries: int, passes: int | None) -> None:
+    """Steps of eight passes of six layers, each of which ends in a choice, and a concatenation of the results."""
+    shapes = json.dumps([[8, 16, queries, 64], *[[8, 16, 512, 64]] * 2, [], []])
+    one_pass = [*[BF16_GEMM, FLASH, LAYER_NORM, GELU] * 6, SOFTMAX, ARGMAX]
+    kernels, calls, ranges, now = [], [], [], 0
+    for _ in range(3):
+        begun = now
+        for name in (*one_pass * 8, CAT):
+            now, number = now + 10 * US, len(kernels) + 1
+            ranges.append(operator(now, now + 5 * US, "aten::an_operator", shapes=shapes if name is FLASH else "[]"))
+            calls.append(launch(now + US, now + 4 * US, number))
+            kernels.append(kernel(now + 5 * US, now + 8 * US, "k", correlation=number, full_name=name, grid=(4, 1, 1)))
+        now += 10 * US
+        ranges.append(annotation(begun + US, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("launch-overhead")
+    assert finding.evidence.get("passes_per_step") == passes
 
 
 HEAD_PRODUCT, SMALL, LARGE = "nvjet_sm90_tst_160x256_64x4_2x1_v_bz_coopA_TNN", (2, 1, 1), (65_536, 1, 1)

@@ -75,6 +75,8 @@ MARKS: Final = {
     # Rows added in the order of their sorted indices, and the checks, sorts and arithmetic that prepare the indices.
     "sorted-adding": r"indexing_backward_kernel",
     "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",
+    # Copies of whole rows, 16 bytes at a time.
+    "picking-rows": r"vectorized_gather_kernel<(?:\(int\))?16\b",
     "triangle": r"triu_tril_kernel",
     "sorting-long-rows": r"Device(?:Segmented)?RadixSort",
     # Kernels of torch.topk: they select, and sort only what they selected.
@@ -302,11 +304,22 @@ class Program:
 
         A library's product of a matrix and a vector has one layer; a batch of them has a layer per matrix.
         """
+        return self._with_grid("grid_z", 2)
+
+    def _with_grid(self, side: str, least: int) -> Bools:
+        """Kernels with at least so many blocks along a side of their grid; none if grids were not recorded."""
         kernels = self.facts.timeline.trace.kernels
         if not kernels.height:
             return self._none
-        several = (kernels["grid_z"] > 1).fill_null(value=False).to_numpy()
-        return np.asarray(self.is_kernel & several[self._kernel_row], dtype=np.bool_)
+        enough = (kernels[side] >= least).fill_null(value=False).to_numpy()
+        return np.asarray(self.is_kernel & enough[self._kernel_row], dtype=np.bool_)
+
+    def picking(self, least_bytes: int) -> Bools:
+        """Gathers of rows of at least so many bytes, by their grid: PyTorch's vectorized gather copies whole rows.
+
+        Each row has blocks of its own, along y, of which each copies 4 KiB: 256 threads, 16 bytes each.
+        """
+        return self.marked("picking-rows") & self._with_grid("grid_y", least_bytes // 4096)
 
     @cached_property
     def _launch_sizes(self) -> Float64s:

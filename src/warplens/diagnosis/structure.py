@@ -156,6 +156,26 @@ def gathered_operands(facts: Facts) -> tuple[Int64s, Int64s]:
     return order[places[read]], order[after[read]]
 
 
+@once
+def single_queries(facts: Facts) -> Bools:
+    """Fused attention of one query per sequence over several keys, by recorded shapes, as in decoding."""
+    found = np.zeros(facts.work.height, dtype=np.bool_)
+    rows = np.flatnonzero(facts.program.labelled("attention"))
+    if not len(rows) or not facts.timeline.has_operators:
+        return found
+    texts = facts.program.shapes().gather(rows)
+    single = [text for text in texts.drop_nulls().unique().to_list() if keys_of_one_query(text)]
+    found[rows[texts.is_in(single).fill_null(value=False).to_numpy()]] = True
+    return found
+
+
+def keys_of_one_query(shapes: str | None) -> int:
+    """Keys of an attention with one query per sequence, by the shapes of its inputs; 0 for others."""
+    query, key = (*(shape for shape in tensors_of(shapes) if len(shape) == 4), (), ())[:2]
+    # Heads are before or behind the places.
+    return max((keys for queries, keys in zip(query[1:3], key[1:3], strict=False) if queries == 1 < keys), default=0)
+
+
 @dataclass(frozen=True, eq=False)
 class Passes:
     """Equal passes of a step that could be one pass over a batch."""
@@ -246,9 +266,9 @@ def _joined_passes(facts: Facts) -> Passes | None:
     joining = program.marked("concatenation")
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does. So
-    # does one that attends, writes rows into its cache and chooses the likeliest token.
+    # does one that attends, writes rows into its cache and chooses the likeliest token, or attends with one query.
     draws, chooses = program.labelled("random"), program.marked("searching")
-    attends, writes = program.labelled("attention"), program.marked("adding-rows")
+    attends, writes, decodes = program.labelled("attention"), program.marked("adding-rows"), single_queries(facts)
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
         rows = step[places]
@@ -262,7 +282,7 @@ def _joined_passes(facts: Facts) -> Passes | None:
         one_pass, end = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
         joined = joining[end] & ~np.isin(program.launched_as(end), codes[begin : begin + period])
         from_cache = attends[one_pass].any() and writes[one_pass].any()
-        is_chosen = chooses[one_pass].any() and (draws[one_pass].any() or from_cache)
+        is_chosen = chooses[one_pass].any() and (draws[one_pass].any() or from_cache or decodes[one_pass].any())
         if stop - begin < _PASSES_SHARE * stop or not joined.any() or is_chosen:
             return None
         inside[step[places[begin] : places[stop - 1] + 1]] = True  # with fills and copies between the kernels

@@ -8,16 +8,16 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import largest
+from warplens.analysis.frames import Spent, largest
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant, ceiling, percent
 from warplens.diagnosis.gathers import ANY_TIME, SLICES, first_shapes, numbers_in, unpicked_passes
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
-from warplens.diagnosis.rules.attention import attention_masks
+from warplens.diagnosis.rules.attention import AttentionMasks, attention_masks
 from warplens.diagnosis.rules.kernels import OF_A_THREAD, busy_with, tiles
-from warplens.diagnosis.structure import StructureRule, time_beside, time_of
+from warplens.diagnosis.structure import StructureRule, keys_of_one_query, time_beside, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Labels of passes that may handle each row of scores by itself, such as casts, a softmax and the largest of each.
@@ -315,21 +315,31 @@ _PICKED_FIRST: Final = (
 
 
 class PaddedWork(Rule):
-    """Attention with a mask for each sequence, of one length in all steps: padding is computed. It only informs."""
+    """Attention with a mask for each sequence, of one length in all steps: padding is computed. It only informs.
+
+    In decoding, the sequence is a cache of fixed length.
+    """
 
     id = "padded-work"
     question = "Is part of each sequence hidden by its own mask, as padding is?"
     limiter = "work on sequences of which a mask hides a part"
-    cause = "sequences that are padded to one length; no profile records how much is padding"
+    cause = "sequences that are padded to one length, and caches of one length; no profile records how much is padding"
     raised_when = (
-        "fused attention gets a mask for each sequence, of one size in all steps. Informational; it is the verdict "
-        "if no finding is a warning"
+        "fused attention gets a mask for each sequence, of one size in all steps; or, by recorded shapes, attention of "
+        "one query gets a mask over at least 512 keys, as many for each token, and takes a quarter of the busy time. "
+        "Informational; it is the verdict if no finding is a warning"
     )
     title = "Attention gets a mask for each sequence, all of one length: if it hides padding, that is computed as well"
+    cached: ClassVar = Variant(
+        "Each token attends to a cache of one length through a mask: places that it hides are read as well",
+        refutation="Print the number of filled places over the length of the cache: at 0.9 and more, hardly any hidden "
+        "place is read. Kernels that skip blocks by a list of lengths or blocks do not read them either.",
+    )
     evidence: ClassVar = {
         "masked_per_step": "kernels of attention with such a mask",
+        "masked_share": "time of these kernels, of the busy time; only where they read a cache",
         "sequences_count": "sequences of one attention; only where shapes are recorded",
-        "length_count": "tokens of each, padding included; only where shapes are recorded",
+        "length_count": "tokens of each, padding included, or places of a cache; only where shapes are recorded",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -339,10 +349,18 @@ class PaddedWork(Rule):
     describes = True
     least_length = Limit(64, "Sequences of fewer tokens cost little; one token per step is decoding.")
     least_numbers = Limit(512 * 512, "Without shapes: a smaller mask costs little, and may be anything.")
+    least_places = Limit(512, "Reading fewer places takes little more time than starting the kernel.")
+    least_cached_share = Limit(0.25, "Half of the places are worth a tenth of the time if attention takes this much.")
 
     def told(self, facts: Facts, finding: Finding) -> str:
         """The verdict: an unknown part of the work may be padding."""
         length = finding.evidence.get("length_count")
+        if finding.variant is self.cached:
+            share = percent(float(finding.evidence["masked_share"]))
+            return (
+                f"Attention takes {share} of the GPU's time, and part of that may be needless: each token attends to "
+                f"{length:,} places of a cache through a mask; how many it hides is not recorded."
+            )
         sequence = f"each sequence of {length:,} tokens" if length else "each sequence"
         return (
             f"The GPU is {busy_with(facts)}, and part of that may be padding: attention gets a mask for {sequence}; "
@@ -354,6 +372,8 @@ class PaddedWork(Rule):
         found = attention_masks(facts)
         if found is None:
             return None
+        if (cached := self._of_cache(facts, found)) is not None:
+            return cached
         sequences = length = None
         if found.shapes is None:
             sides = np.sqrt(found.numbers)
@@ -403,6 +423,63 @@ class PaddedWork(Rule):
                 ),
             ),
         )
+
+    def _of_cache(self, facts: Facts, found: AttentionMasks) -> Finding | None:
+        """The finding for tokens that attend to a cache of one length with a mask; None for others.
+
+        A cache that grows has another length for each token, so that at least two tokens have to be chosen.
+        """
+        program = facts.program
+        masks = [_cache_mask(text) for text in found.shapes.to_list()] if found.shapes is not None else []
+        sizes = {mask for mask in masks if mask is not None and mask[1] >= self.least_places}
+        chosen = program.marked("searching") | program.labelled("random")
+        if len(sizes) != 1 or chosen.sum() < 2:
+            return None
+        masked = found.attended[[mask in sizes for mask in masks]]
+        masked_ns = time_of(program, masked)
+        if masked_ns < self.least_cached_share * facts.busy_ns:
+            return None
+        (sequences, places), *_ = sizes
+        return self.described(
+            facts,
+            variant=self.cached,
+            confidence="medium",
+            gain=ceiling(facts.unprofiled_ns(), masked_ns),
+            evidence={
+                "masked_per_step": len(masked) / facts.steps,
+                "masked_share": masked_ns / facts.busy_ns,
+                "sequences_count": sequences,
+                "length_count": places,
+            },
+            where=kernel_names(facts, Spent(masked, program.own_ns[masked], facts.work.height)),
+            remedies=_READ_FILLED,
+        )
+
+
+#: For a cache of which attention reads places that are not filled.
+_READ_FILLED: Final = (
+    Remedy(
+        "Attend to the places that are filled",
+        "seen = -(-(place + 1) // 128) * 128  # a few lengths, so that few graphs or compiled variants are needed\n"
+        "y = F.scaled_dot_product_attention(q, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask[..., :seen])\n"
+        "# transformers: a max_cache_len of the StaticCache no longer than prompt and answer, or a dynamic cache",
+        "attention in proportion to the places that are read; where all are filled, nothing",
+    ),
+    Remedy(
+        "Use a kernel that knows the lengths",
+        "# flash_attn_with_kvcache(q, keys, values, cache_seqlens=lengths), a paged cache (vllm), or flex_attention\n"
+        "# with a block mask: blocks that hold nothing are not read",
+        "the same for each sequence",
+    ),
+)
+
+
+def _cache_mask(shapes: str | None) -> tuple[int, int] | None:
+    """Sequences and keys of an attention of one query with a mask over its keys; None for others."""
+    keys = keys_of_one_query(shapes)
+    four = [shape for shape in tensors_of(shapes) if len(shape) == 4]
+    masked = any(shape[2:] == (1, keys) for shape in four[3:])
+    return (four[0][0], keys) if keys and masked else None
 
 
 def _own_mask(shapes: str) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -67,7 +67,9 @@ class ScatteredAccess(StructureRule):
     )
     matrices: ClassVar = Variant(
         "A matrix is copied for each row, and a batched product reads the copies",
-        refutation="Sort a few rows by their matrix and multiply each group by one copy of it: if that is not faster, "
+        "Limited by matrices, such as weights of experts, that are copied for each row: {share} of the time could be "
+        "saved if products read them where they lie",
+        "Sort a few rows by their matrix and multiply each group by one copy of it: if that is not faster, "
         "the copies were not the limit.",
     )
     evidence: ClassVar = {
@@ -116,6 +118,14 @@ class ScatteredAccess(StructureRule):
         24, "At most this many launches between the fill of a dense gradient and the kernels that add rows to it."
     )
     most_rows = Limit(16, "A product of more rows with each matrix computes longer than it reads.")
+    least_matrix_bytes = Limit(
+        65_536, "A matrix of 128 × 256 in 16 bits; rows of activations and of embeddings are shorter."
+    )
+    least_read_share = Limit(
+        0.25,
+        "A copy is read and written, and the product reads it once more: half of the time, or a little less from the "
+        "cache.",
+    )
     freed_calls_share = Limit(0.75, "Share of the launches of a dense gradient that go away: sorts, scans and fills.")
 
     def makes_launches(self, finding: Finding) -> bool:
@@ -227,9 +237,10 @@ class ScatteredAccess(StructureRule):
         """Share saved of gathers that copy a matrix for each row, and of the batched products that read the copies.
 
         Shapes show it: the product has more matrices than the table from which they were gathered, and multiplies few
-        rows with each, so that reading is its cost. A product grouped by matrix reads each matrix once.
+        rows with each, so that reading is its cost. A product grouped by matrix reads each matrix once. Without such
+        shapes, as in a CUDA graph, the structure shows the copies, but not how often a product reads a matrix.
         """
-        share = np.zeros(facts.work.height)
+        share = self._copied_matrices(facts).copies.astype(np.float64)
         shapes = facts.program.shapes()
         gathers, products = gathered_operands(facts)
         for gather, product, table, read in zip(
@@ -240,6 +251,38 @@ class ScatteredAccess(StructureRule):
                 share[gather] = 1.0
                 share[product] = 1 - 1 / repeats
         return share
+
+    @remembered
+    def _copied_matrices(self, facts: Facts) -> _Copied:
+        """Gathers of matrices, later copies of their results, and the products of few rows that read these.
+
+        A picked row is as large as a matrix. As many products as there were gathers in a row follow, and each takes as
+        long as reading a copy, of the time that making it takes. A softmax behind them would make them attention, and
+        the matrices keys and values.
+        """
+        program, order = facts.program, facts.program.order
+        found = _Copied(*np.zeros((2, len(order)), dtype=np.bool_))
+        own = program.own_ns
+        long = own >= facts.thresholds.bandwidth_kernel_ns
+        narrow = program.labelled("gemm") & program.marked("vector-product")
+        moving = program.labelled("copy-cast") & long
+        softmax = program.labelled("softmax")
+        products = np.flatnonzero(program.in_order(program.products))
+        begins, ends = program.edges(program.picking(int(self.least_matrix_bytes)) & long)
+        firsts = np.searchsorted(products, ends)
+        for begin, end, first in zip(begins.tolist(), ends.tolist(), firsts.tolist(), strict=True):
+            *places, after = np.append(products, len(order))[first : first + end - begin + 1]
+            gathers, reading = order[begin:end], order[places]
+            making_ns = float(np.median(own[gathers]))
+            as_long = (own[reading] >= self.least_read_share * making_ns) & (own[reading] <= making_ns)
+            is_read = len(reading) == len(gathers) and (narrow[reading] & as_long).all()
+            if not is_read or program.breaks[end : places[-1] + 1].any() or softmax[order[end:after]].any():
+                continue
+            between = order[end : places[-1]]
+            found.copies[gathers] = True
+            found.copies[between[moving[between] & (own[between] >= self.least_read_share * making_ns)]] = True
+            found.products[reading] = True
+        return found
 
     def _over_sorted(self, facts: Facts, run: Int64s, sorts: Int64s) -> Int64s:
         """Passes over all sorted numbers after the last of these sorts, up to the scatter back to their places.
@@ -327,7 +370,8 @@ class ScatteredAccess(StructureRule):
         calls = dense.calls if dense is not None else (self._preparing(facts) & claimed).astype(np.float64)
         matrices = bool((self._matrices(facts) > 0)[claimed].any())
         scattered = self._scattered(facts)
-        passes_ns = int(0.97 * time_of(program, claimed | scattered | program.passes))
+        reading = self._copied_matrices(facts).products
+        passes_ns = int(0.97 * time_of(program, claimed | scattered | reading | program.passes))
         return self.seen(
             facts,
             claims,
@@ -351,6 +395,13 @@ class ScatteredAccess(StructureRule):
             _SELECTED if sorted_values.any() else None,
             *_SUMMED,
         )
+
+
+class _Copied(NamedTuple):
+    """Matrices that are copied for products, as rows of `Facts.work`."""
+
+    copies: Bools  #: gathers of matrices, and later copies of their results
+    products: Bools  #: that read them
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,6 +476,7 @@ _GROUPED: Final = Remedy(
     "ends, order = counts.cumsum(0, dtype=torch.int32), expert.argsort()\n"
     "y = torch.nn.functional.grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert, a matrix read once\n"
     "# before PyTorch 2.10: torch._grouped_mm\n"
+    "# rows that choose most matrices: multiply all by all, where they lie, and weigh what was not chosen with 0\n"
     "# transformers: model.set_experts_implementation('grouped_mm'); adapters: one product for each",
     "no matrix is copied, and each is read once",
 )
