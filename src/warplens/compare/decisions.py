@@ -292,7 +292,7 @@ def compare(
         ratio=ratio,
         verdict=verdict,
         noise=noise,
-        needed_blocks=_repeats(shift, margin, found.length if single else 1) if verdict == "undecided" else None,
+        needed_blocks=_repeats(shift, margin, found.length, single=single) if verdict == "undecided" else None,
         baseline_ns=baseline.median_ns,
         variant_ns=variant.median_ns,
         how=_how(baseline, variant, found),
@@ -305,10 +305,10 @@ def compare(
     )
 
 
-def _repeats(shift: Shift, margin: float, each: int) -> int | None:
-    """`needed_units` as repeats, of which a unit has so many: the steps of a cycle, or one."""
+def _repeats(shift: Shift, margin: float, cycle: int, *, single: bool) -> int | None:
+    """`needed_units` as repeats: blocks, or the steps of these cycles where each side is a single block."""
     needed = needed_units(shift, margin)
-    return None if needed is None else needed * each
+    return needed * cycle if needed is not None and single else needed
 
 
 def _verdict(ratio: Interval, noise: NoiseFloor, margin: float) -> Verdict:
@@ -442,5 +442,5 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
     needed = None
     if comparison.shift is not None and not (found or within):
         beyond = replace(comparison.shift, estimate=comparison.shift.estimate - math.log1p(fail_on))
-        needed = _repeats(beyond, 0.0, comparison.cycle if comparison.unit == "steps" else 1)
+        needed = _repeats(beyond, 0.0, comparison.cycle, single=comparison.unit == "steps")
     return Regression(found, within and means is None, fail_on, needed, means)

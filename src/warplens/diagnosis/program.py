@@ -34,7 +34,9 @@ Int32s = npt.NDArray[np.int32]
 _Value = TypeVar("_Value", bound=np.generic)
 
 #: Search for the largest or smallest value, with its place.
-_SEARCHES: Final = r"MaxOps|MinOps|ArgM(?:ax|in)"
+_CHOOSES: Final = r"ArgM(?:ax|in)"
+_SEARCHES: Final = rf"MaxOps|MinOps|{_CHOOSES}"
+_JOINS: Final = r"CatArrayBatchedCopy|cat_kernel"
 
 #: Mark → pattern of the full names of kernels that have it. Add names of new libraries here.
 MARKS: Final = {
@@ -47,9 +49,9 @@ MARKS: Final = {
     "channels-last": r"(?i)nhwc|channels_last",
     # Operands that the compiler pads for a kernel.
     "padding": r"constant_pad",
-    "concatenation": r"CatArrayBatchedCopy|cat_kernel",
+    "concatenation": _JOINS,
     # Numbers that are joined to others, or of which the largest is chosen, also in kernels of a compiler.
-    "joined-or-chosen": r"CatArrayBatchedCopy|cat_kernel|ArgM(?:ax|in)|^triton_\w*_(?:cat|argmax|argmin)(?:_|\b)",
+    "joined-or-chosen": rf"{_JOINS}|{_CHOOSES}|^triton_\w*_(?:cat|argmax|argmin)(?:_|\b)",
     # The sum of a product that was split along its inner side.
     "summing-parts": r"(?i)split_?kreduce",
     # A product that adds the bias of a linear layer.

@@ -267,11 +267,11 @@ class ScatteredAccess(StructureRule):
         narrow = program.labelled("gemm") & program.marked("vector-product")
         moving = program.labelled("copy-cast") & long
         softmax = program.labelled("softmax")
-        products = np.flatnonzero(program.in_order(program.products))
         begins, ends = program.edges(program.picking(int(self.least_matrix_bytes)) & long)
+        products = np.append(np.flatnonzero(program.in_order(program.products)), len(order))
         firsts = np.searchsorted(products, ends)
         for begin, end, first in zip(begins.tolist(), ends.tolist(), firsts.tolist(), strict=True):
-            *places, after = np.append(products, len(order))[first : first + end - begin + 1]
+            *places, after = products[first : first + end - begin + 1]
             gathers, reading = order[begin:end], order[places]
             making_ns = float(np.median(own[gathers]))
             as_long = (own[reading] >= self.least_read_share * making_ns) & (own[reading] <= making_ns)
