@@ -436,12 +436,17 @@ def events(content: bytes, random: Random) -> bytes:
     return raw(out, random) if random.random() < 0.1 else out
 
 
+def gzipped(content: bytes) -> bytes:
+    """The content as gzip without the time of writing: a case is the same whenever it is made."""
+    return gzip.compress(content, mtime=0)
+
+
 def packed(content: bytes, random: Random) -> bytes:
     """The file compressed, whole or damaged, alone or twice."""
-    pack = random.choice((gzip.compress, lzma.compress, zstandard.compress, lz4.block.compress))
+    pack = random.choice((gzipped, lzma.compress, zstandard.compress, lz4.block.compress))
     out = pack(content)
     if random.random() < 0.1:
-        out = random.choice((gzip.compress, zstandard.compress))(out)
+        out = random.choice((gzipped, zstandard.compress))(out)
     if random.random() < 0.1:
         out += out
     return raw(out, random) if random.random() < 0.6 else out
