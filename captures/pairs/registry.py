@@ -71,14 +71,14 @@ HALVES = (
     "twentieth", "twenty_first", "twenty_second", "twenty_third", "twenty_fourth",
     "twenty_fifth", "twenty_sixth", "twenty_seventh", "twenty_eighth",
     "twenty_ninth", "thirtieth", "thirty_first", "thirty_second", "thirty_third", "thirty_fourth",
-    "thirty_fifth", "thirty_sixth", "thirty_seventh", "thirty_eighth",
+    "thirty_fifth", "thirty_sixth", "thirty_seventh", "thirty_eighth", "thirty_ninth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
 EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD, TWENTY_FOURTH = HALVES[17:24]
 TWENTY_FIFTH, TWENTY_SIXTH, TWENTY_SEVENTH, TWENTY_EIGHTH, TWENTY_NINTH, THIRTIETH = HALVES[24:30]
 THIRTY_FIRST, THIRTY_SECOND, THIRTY_THIRD, THIRTY_FOURTH, THIRTY_FIFTH, THIRTY_SIXTH = HALVES[30:36]
-THIRTY_SEVENTH, THIRTY_EIGHTH = HALVES[36:38]
+THIRTY_SEVENTH, THIRTY_EIGHTH, THIRTY_NINTH = HALVES[36:39]
 
 #: Programs with several habits, which are no half: they show whether causes are ranked, and how their remedies add up.
 SEVERAL = "several"
