@@ -1087,6 +1087,18 @@ def test_a_recurrence_that_is_launched_step_by_step_is_one_call(steps: int, foun
         assert finding.evidence["cells_per_step"] == steps
 
 
+def test_gradients_of_a_grouped_convolution_are_one_pass_with_a_kernel_for_each_group() -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            machine.launch(50 * US, times=3)
+        with machine.range("backward"):
+            machine.launch(60 * US, BF16_GEMM.replace("TNN", "NTT"))
+            machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+            machine.launch(20 * US, "void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>", times=128)
+
+    assert verdict(step).finding("recomputation") is None
+
+
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_losses_that_are_differentiated_one_by_one_go_back_over_one_graph(passes: int) -> None:
     """Twelve equal layers and a head for each loss, and then each loss's way back: two products a layer."""
@@ -1542,6 +1554,23 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sen
         assert "16 equal passes" in finding.remedies[0].how
         # A sixteenth of the launches, and starts on the GPU that are not all as short: at most 16 times as fast.
         assert 8 < finding.expected <= 16
+
+
+@pytest.mark.parametrize("before", [0, 1, 8])
+def test_layers_that_are_sent_tables_behind_the_forward_pass_are_no_passes(before: int) -> None:
+    """As sharded gradients are, of which each layer's are sent a table of their sizes; one product prepares an input."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(before):
+            machine.launch(3 * US, grid=(4, 1, 1), times=2)
+            machine.launch(3 * US, GELU, grid=(4, 1, 1), times=28)
+        for _ in range(8):
+            machine.copy(2 * US, 200_000, pinned=True)
+            machine.launch(3 * US, grid=(4, 1, 1), times=4)
+            machine.launch(3 * US, GELU, grid=(4, 1, 1), times=26)
+
+    passes = verdict(step).finding("launch-overhead").evidence.get("passes_per_step")
+    assert passes == (8 if before < 8 else None)
 
 
 @pytest.mark.parametrize(

@@ -332,9 +332,10 @@ def _are_equal_passes(lengths: Int64s) -> bool:
 def _sent_passes(facts: Facts) -> int:
     """How many equal passes a step runs over inputs that the host sends one by one; 1 for none.
 
-    Passes whose last result the host reads back are not counted, because it may make the input of the next pass.
+    Passes whose last result the host reads back are not counted, because it may make the input of the next pass. Nor are
+    layers that are sent tables of sizes, as gradients of sharded layers are: there, the forward pass was before them.
     """
-    label, counts = facts.work["label"], []
+    label, counts, products = facts.work["label"], [], facts.program.products
     to_device, to_host = ((label == direction).to_numpy() for direction in ("host-to-device", "device-to-host"))
     to_device = to_device & (facts.work["bytes"] > _A_NUMBER).fill_null(value=False).to_numpy()
     for rows in facts.program.by_step():
@@ -343,7 +344,8 @@ def _sent_passes(facts: Facts) -> int:
         if len(begins) < _LEAST_PASSES:
             return 1
         lengths = np.diff(np.r_[begins, len(rows)])
-        if not _are_equal_passes(lengths):
+        before = products[rows[: begins[0]]].sum()
+        if not _are_equal_passes(lengths) or before > (1 - _ALIKE_SHARE) * products[rows].sum():
             return 1
         reads = np.flatnonzero(to_host[rows])
         reads = reads[reads >= begins[0]]
@@ -602,6 +604,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
         forward = len(forwards)
         if not forward or len(backwards) < _LEAST_OF_FORWARD * forward:
             continue
+        backwards = _without_runs(program, rows[backward[rows]], product)
         # Products that the forward pass launches as well may be a checkpoint's.
         backwards = backwards[~np.isin(program.launched_as(backwards), program.launched_as(forwards))]
         if not _LEAST_OF_FORWARD * forward <= len(backwards) <= _MOST_PRODUCTS:
@@ -621,6 +624,13 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
         again[backward_rows[int(np.flatnonzero(backward_rows == backwards[period])[0]) :]] = True
         counts.append(len(backwards) / period)
     return again, float(np.mean(counts)) if counts else 1.0
+
+
+def _without_runs(program: Program, rows: Int64s, product: Bools) -> Int64s:
+    """The products of these rows, of equal ones in a row the first: a library launches one kernel for each group."""
+    kernels = rows[program.is_kernel[rows]]
+    kernels = kernels[np.diff(program.launched_as(kernels), prepend=-1) != 0]
+    return kernels[product[kernels]]
 
 
 def _period_of_passes(codes: Int64s, forward: int) -> int:
