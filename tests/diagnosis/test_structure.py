@@ -1558,7 +1558,7 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sen
 
 @pytest.mark.parametrize("before", [0, 1, 8])
 def test_layers_that_are_sent_tables_behind_the_forward_pass_are_no_passes(before: int) -> None:
-    """As sharded gradients are, of which each layer's are sent a table of their sizes; one product prepares an input."""
+    """As those of sharded training, which sends a table of sizes for the gradients of each layer."""
 
     def step(machine: Machine) -> None:
         for _ in range(before):

@@ -332,8 +332,8 @@ def _are_equal_passes(lengths: Int64s) -> bool:
 def _sent_passes(facts: Facts) -> int:
     """How many equal passes a step runs over inputs that the host sends one by one; 1 for none.
 
-    Passes whose last result the host reads back are not counted, because it may make the input of the next pass. Nor are
-    layers that are sent tables of sizes, as gradients of sharded layers are: there, the forward pass was before them.
+    Passes whose last result the host reads back are not counted, because it may make the input of the next pass. Nor
+    are layers to which tables of sizes are sent, as for gradients of sharded layers: the forward pass is before them.
     """
     label, counts, products = facts.work["label"], [], facts.program.products
     to_device, to_host = ((label == direction).to_numpy() for direction in ("host-to-device", "device-to-host"))
