@@ -54,6 +54,7 @@ HALVES = (
     "thirty_sixth",
     "thirty_seventh",
     "thirty_eighth",
+    "thirty_ninth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -32,6 +32,7 @@ __all__ = [
     "THIRTY_FIFTH",
     "THIRTY_FIRST",
     "THIRTY_FOURTH",
+    "THIRTY_NINTH",
     "THIRTY_SECOND",
     "THIRTY_SEVENTH",
     "THIRTY_SIXTH",

@@ -238,8 +238,24 @@ def test_a_pause_is_long_against_the_pace_of_launches_and_not_of_questions_to_th
         kernels.append(kernel(now + 6 * US, now + 8 * US, "gemm", correlation=number + 1))
         now += 200 * US
     found = pace(trace(kernels, calls), "all").thread_ns
-    assert found["stalled"] == 3 * US, "from the last call to the end of the window"
+    assert found["finished"] == 3 * US, "from the last call to the end of the window"
+    assert found["stalled"] == 0
     assert found["outside"] > 90 * 200 * US
+
+
+def test_launching_calls_that_wait_for_the_gpu_are_told_apart():
+    """Five short launches, five that wait for a free place in the queue, and one that loads code on an idle GPU."""
+    kernels = [kernel(10 * US, 1210 * US, "gemm", correlation=1)]
+    calls = [launch(5 * US * number, 5 * US * number + 3 * US, number + 1) for number in range(5)]
+    calls += [launch(200 * number * US, (200 * number + 190) * US, number + 5) for number in range(1, 6)]
+    calls += [launch(1300 * US, 1500 * US, 11)]
+    kernels += [
+        kernel((1210 + number) * US, (1211 + number) * US, "add", correlation=number) for number in range(2, 11)
+    ]
+    kernels += [kernel(1501 * US, 1600 * US, "gemm", correlation=11)]
+    found = pace(trace(kernels, calls), "all").thread_ns
+    assert found["queue-full"] == 5 * 190 * US
+    assert found["launching"] == 5 * 3 * US + 200 * US
 
 
 def test_a_host_that_is_behind_finds_the_gpu_waiting():

@@ -75,7 +75,7 @@ def test_a_gpu_without_known_peaks_is_not_said_to_be_unnamed() -> None:
     assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
 
 
-def test_waits_that_read_nothing_back_are_to_be_removed_not_read_less_often() -> None:
+def test_remedies_of_waits_fit_what_the_host_waits_for() -> None:
     def waiting(machine: Machine) -> None:
         for _ in range(12):
             machine.launch(60 * US, times=2)
@@ -87,6 +87,16 @@ def test_waits_that_read_nothing_back_are_to_be_removed_not_read_less_often() ->
     actions = [remedy.action for remedy in found.remedies]
     assert actions == ["Remove the calls that wait", "Find all synchronizing operations"]
     assert found.remedies[0].gain == found.expected
+
+    def sending(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(60 * US, times=2)
+            machine.copy(1 * US, 8, pinned=False)
+            machine.wait()
+            machine.think(40 * US)
+
+    sent = verdict(sending).finding("host-sync")
+    assert [remedy.id for remedy in sent.remedies] == ["sent-without-waiting", "find-waits"]
     read_back = verdict(programs.item_per_layer).finding("host-sync")
     assert read_back.remedies[0].action == "Read results back less often, or not inside the step"
 

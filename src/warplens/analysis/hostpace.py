@@ -22,6 +22,7 @@ from warplens.analysis.intervals import (
     Intervals,
     LabelledIntervals,
     clip,
+    intersection,
     measure_before,
     owned_union,
     subtract,
@@ -232,12 +233,18 @@ def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
 #: Parts of the launching threads' time, in the order of presentation.
 THREAD_PARTS: Final = (
     "launching",  # inside calls that issue work
+    "queue-full",  # inside long ones of these while a GPU works: they wait for a free place in the launch queue
     *HOLDING_CAUSES,  # inside calls that block the thread that began its call first
     "other-cuda",  # inside other calls
     "profiler",  # blocked by the profiler
     "outside",  # short pauses between calls: the framework, the program
     "stalled",  # long ones
+    "finished",  # after the last call of all: everything was issued
 )
+
+#: A launching call takes 2–10 µs. A longer call than this waits for a free place in the launch queue, which holds about
+#: a thousand launches: the host is ahead of the GPU and waits.
+QUEUE_FULL_NS: Final = 100_000
 
 #: A pattern of launches within a step is a layer if it repeats at least this often …
 _LEAST_LAYERS: Final = 3
@@ -329,7 +336,7 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
         launches=len(begins_in_window),
         per_second=len(begins_in_window) / window.duration_ns * 1e9,
         host_ns_per_launch=_cost_per_launch(begins, states),
-        thread_ns=_thread_parts(host, states, issuing, window),
+        thread_ns=_thread_parts(host, states, issuing, window, timeline),
         queue_mean=mean,
         queue_max=most,
         queue_empty_share=empty,
@@ -359,7 +366,7 @@ def _cost_per_launch(begins: Int64s, states: dict[str, Intervals]) -> tuple[floa
 
 
 def _thread_parts(
-    host: HostCalls, states: dict[str, Intervals], issuing: pl.DataFrame, window: Window
+    host: HostCalls, states: dict[str, Intervals], issuing: pl.DataFrame, window: Window, timeline: Timeline
 ) -> dict[str, int]:
     """The window's time of the launching threads by part; the first part that applies decides.
 
@@ -372,15 +379,27 @@ def _thread_parts(
     parts = {name: _time_inside(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
     between = LabelledIntervals(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
     other_ns = total(clip(_intervals(subtract(between, _intervals(launches))), window.start_ns, window.end_ns))
+    long = (issuing["end_ns"] - issuing["start_ns"] > QUEUE_FULL_NS).to_numpy()[launches.owner]
+    waits = intersection(_intervals(between), Intervals(launches.starts[long], launches.ends[long]))
     parts["other-cuda"] = other_ns
-    parts["launching"] = _time_inside(calls, cause == 0, window) - other_ns
+    parts["queue-full"] = _working_ns(timeline, clip(waits, window.start_ns, window.end_ns))
+    parts["launching"] = _time_inside(calls, cause == 0, window) - other_ns - parts["queue-full"]
     parts["profiler"] = total(clip(profiled, window.start_ns, window.end_ns))
     covered = union(Intervals(np.r_[calls.starts, profiled.starts], np.r_[calls.ends, profiled.ends]))
     stalls = states["host"]
     alone = subtract(LabelledIntervals(stalls.starts, stalls.ends, np.arange(len(stalls.starts))), covered)
-    parts["stalled"] = total(clip(_intervals(alone), window.start_ns, window.end_ns))
+    last_ns = max(int(covered.ends.max(initial=window.start_ns)), window.start_ns)
+    parts["stalled"] = total(clip(_intervals(alone), window.start_ns, min(last_ns, window.end_ns)))
+    parts["finished"] = total(clip(_intervals(alone), last_ns, max(last_ns, window.end_ns)))
     parts["outside"] = window.duration_ns - sum(parts.values())
     return {name: parts[name] for name in THREAD_PARTS}
+
+
+def _working_ns(timeline: Timeline, intervals: Intervals) -> int:
+    """Time of these intervals in which a GPU worked."""
+    if not len(intervals.starts):
+        return 0
+    return total(intersection(intervals, union(*map(timeline.busy, timeline.work["device"].unique().sort()))))
 
 
 def _time_inside(pieces: LabelledIntervals, mask: Bools, window: Window) -> int:

@@ -12,7 +12,7 @@ import polars as pl
 from warplens.analysis.api import IS_PAGEABLE, api_kinds, blocks_host, next_of_thread, waiting_calls
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
-from warplens.analysis.hostpace import STALL_MAX_NS
+from warplens.analysis.hostpace import QUEUE_FULL_NS, STALL_MAX_NS
 from warplens.analysis.intervals import Intervals, clip, intersection, measure_before, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, calls_of_launching_threads, launch_summary, launching_threads
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 # --- Host load: waits and launches of the launching threads ----------------------------------------------------------
 
 
-#: A launching call takes 2–10 µs. A longer call than this waits for a free place in the launch queue, which holds about
-#: a thousand launches: the host is ahead of the GPU and waits.
-_QUEUE_FULL_NS: Final = 100_000
-
-
 @dataclass(frozen=True, eq=False)
 class HostLoad:
     """The host's side of a window. Only threads that launch GPU work count."""
@@ -45,6 +40,7 @@ class HostLoad:
     #: of these waits, those that do not follow a copy of their thread: nothing is read or sent, the program just waits
     #: (`torch.cuda.synchronize()`)
     bare_waits: int
+    sending_waits: int  #: of these waits, those right behind a copy to the GPU: the host waits until a value is sent
     waited_ns: int  #: time of the window in which a thread was inside a waiting call and a GPU worked
     #: the same intervals over the whole profile, by process. A waiting call during which no GPU works does something
     #: else, such as loading code.
@@ -70,7 +66,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
     copies = timeline.copies_in(window)
-    waits, bare = waits_of_host(timeline, window)
+    waits, bare, sending = waits_of_host(timeline, window)
     small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
     reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
     waiting = _waiting(timeline, threads, work["device"].unique().sort().to_list())
@@ -79,6 +75,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
         launches=launch_summary(timeline, window),
         waits=waits.height,
         bare_waits=bare,
+        sending_waits=sending,
         waited_ns=max((total(intervals) for intervals in clipped), default=0),
         waiting=waiting,
         blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
@@ -90,13 +87,18 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
 
 
 @once
-def waits_of_host(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]:
-    """The `waiting_calls` of the launching threads, and how many synchronizations follow no copy of their thread."""
+def waits_of_host(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int, int]:
+    """The `waiting_calls` of the launching threads.
+
+    With them, how many synchronizations follow no copy of their thread, and how many follow a copy to the GPU.
+    """
     calls = calls_of_launching_threads(timeline, window)
     kind = api_kinds(calls["name"])
     before = next_of_thread(calls, np.flatnonzero((kind == "sync").to_numpy()), -1)
     after_copy = (before >= 0) & (kind == "copy").to_numpy()[before]
-    return waiting_calls(calls, timeline.trace.copies), int((~after_copy).sum())
+    to_gpu = timeline.trace.copies.filter(pl.col("direction") == "host-to-device")
+    sending = calls[before[after_copy]].join(to_gpu, on=["process", "correlation"], how="semi").height
+    return waiting_calls(calls, timeline.trace.copies), int((~after_copy).sum()), sending
 
 
 def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
@@ -147,7 +149,7 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
     """By process, the intervals in which one of these threads was in a waiting call and one of these devices worked."""
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "correlation", "name")
     kind = api_kinds(calls["name"])
-    long = (calls["end_ns"] - calls["start_ns"]) > _QUEUE_FULL_NS
+    long = (calls["end_ns"] - calls["start_ns"]) > QUEUE_FULL_NS
     queue_full = kind.is_in(["launch", "graph-launch", "copy", "memset"]) & long
     staged = timeline.trace.copies.filter(IS_PAGEABLE).select("process", "correlation")
     waits = pl.concat(

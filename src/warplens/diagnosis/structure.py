@@ -630,7 +630,8 @@ def _without_runs(program: Program, rows: Int64s, product: Bools) -> Int64s:
     """The products of these rows, of equal ones in a row the first: a library launches one kernel for each group."""
     kernels = rows[program.is_kernel[rows]]
     kernels = kernels[np.diff(program.launched_as(kernels), prepend=-1) != 0]
-    return kernels[product[kernels]]
+    products: Int64s = kernels[product[kernels]]
+    return products
 
 
 def _period_of_passes(codes: Int64s, forward: int) -> int:

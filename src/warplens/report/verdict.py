@@ -80,6 +80,7 @@ def _without(item: Finding | Remedy, *internal: str) -> dict[str, Any]:
 #: Names of the parts of the launching thread's time.
 _THREAD_PARTS: Final = {
     "launching": "in launching calls",
+    "queue-full": "in launches that wait for a place in the full queue",
     "synchronization": "waiting for the GPU",
     "blocking-copy": "in copies that block",
     "allocation": "in allocator calls",
@@ -87,6 +88,7 @@ _THREAD_PARTS: Final = {
     "profiler": "blocked by the profiler",
     "outside": "between calls (framework, program)",
     "stalled": "in long pauses without a call",
+    "finished": "after the last call, as all work was issued",
 }
 
 #: Parts of the launching threads' time below this share are not listed.
@@ -274,7 +276,7 @@ _EVIDENCE_WORDS: Final = {
     "size": "misaligned size",
     "padded_size": "padded to",
     "stalled_steps": "steps with half of that time",
-    "stalls_apart": "of the stalls, in pauses of 100 launches or more",
+    "stalls_apart": "of these, in pauses as long as 100 launches",
     "starting": "starting queued kernels",
     "submission": "idle, work held back by driver",
     "to_roof": "headroom to roof",

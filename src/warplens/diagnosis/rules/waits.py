@@ -338,7 +338,8 @@ class HostSync(Rule):
             unwaited: gain without the waits alone, for those that leave that work.
         """
         only_waits = own is None and 2 * facts.host.bare_waits > facts.host.waits
-        reads = self._own_counts(facts)[1] > 0 or not only_waits
+        sends = own is None and 2 * facts.host.sending_waits > facts.host.waits
+        reads = self._own_counts(facts)[1] > 0 or not (only_waits or sends)
         removed = modelled(facts, "no-synchronization")
         rarely = Remedy(
             "Read results back less often, or not inside the step",
@@ -364,6 +365,14 @@ class HostSync(Rule):
             f"{GAIN}: the copy is then finished before the host waits for it",
             id="later-readbacks",
         )
+        unsent = Remedy(
+            "Make small values on the GPU, or send them without waiting",
+            "torch.full((), value, device='cuda')  # a scalar: nothing is copied\n"
+            "table.pin_memory().to('cuda', non_blocking=True)  # what changes in each step\n"
+            "# what is the same in each step: copy it once, before the loop",
+            removed,
+            id="sent-without-waiting",
+        )
         find = Remedy(
             "Find all synchronizing operations",
             "torch.cuda.set_sync_debug_mode('warn')  # names the line of most of them; 'error' raises there\n"
@@ -373,7 +382,13 @@ class HostSync(Rule):
         )
         if own is not None:
             return own, bringing(rarely, unwaited), find, bringing(later, unwaited)
-        return bare if only_waits else None, rarely if reads else None, find, later if reads else None
+        return (
+            bare if only_waits else None,
+            unsent if sends else None,
+            rarely if reads else None,
+            find,
+            later if reads else None,
+        )
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
