@@ -312,6 +312,12 @@ def texts_with(texts: pl.Series, pattern: re.Pattern[str]) -> Bools:
         return np.array([pattern.search(text) is not None for text in texts], dtype=np.bool_)
 
 
+def texts_where(texts: pl.Series, holds: Callable[[str], object]) -> Bools:
+    """Which texts satisfy the predicate, which is asked once per distinct text; null does not."""
+    found = [text for text in texts.drop_nulls().unique().to_list() if holds(text)]
+    return texts.is_in(found).fill_null(value=False).to_numpy()
+
+
 def rows_named(names: pl.Series, holds: Callable[[str], bool] | re.Pattern[str]) -> Bools:
     """Mask of the rows whose name satisfies the predicate, or contains a match of the pattern.
 

@@ -22,7 +22,7 @@ from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.diagnosis.unprofiled import Gain, Less
 from warplens.diagnosis.upsampling import CHANNELS_FIRST, ENLARGED, enlarged
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s, texts_where
 
 #: Passes that need all numbers of a row before their result is known: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
@@ -404,9 +404,7 @@ def _aligned_ns(facts: Facts) -> int:
     """Time of the matrix products whose recorded dimensions all fill whole tiles."""
     program = facts.program
     rows = np.flatnonzero(program.labelled("gemm"))
-    texts = program.shapes().gather(rows)
-    whole = [text for text in texts.drop_nulls().unique().to_list() if _fills_tiles(text)]
-    return int(program.own_ns[rows[texts.is_in(whole).fill_null(value=False).to_numpy()]].sum())
+    return int(program.own_ns[rows[texts_where(program.shapes().gather(rows), _fills_tiles)]].sum())
 
 
 def _fills_tiles(shapes: str) -> bool:
