@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from warplens.analysis import kernel_names
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,8 +28,7 @@ CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
 #: Causes of idle time during which the host issues work, which tracing slows down.
 ISSUING: Final = ("launch", "graph-launch", "refill")
 
-#: Categories of kernels that read, do a few operations per number, and write: memory traffic determines their time.
-PASSES: Final = ("elementwise", "reduction", "normalization", "softmax", "copy-cast", "random")
+PASSES: Final = kernel_names.PASSES
 
 #: End of the name of a number in `Finding.evidence` → its unit.
 EVIDENCE_UNITS: Final = {

@@ -18,6 +18,7 @@ from warplens.analysis.frames import by_occurrence, numbered, ratio
 from warplens.analysis.headroom.levels import LOSSES, References, loss_column, with_chains
 from warplens.analysis.headroom.names import PROPERTIES, by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
@@ -81,7 +82,7 @@ def with_counters(kinds: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     """The kinds with counters' measurements in place of models, except where an operator launched several kernels."""
     joined = kinds.join(counted, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
     alone = (pl.col("known") != "shapes") | pl.col("alone")
-    is_product = pl.col("category").is_in(["gemm", "attention", "convolution"])
+    is_product = pl.col("category").is_in(PRODUCTS)
     replaced = pl.col("counted_bytes").is_not_null() & alone
     return joined.with_columns(
         # Traffic may include repeated transfers: shapes give the minimum.

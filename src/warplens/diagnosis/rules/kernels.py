@@ -12,11 +12,11 @@ import polars as pl
 from warplens.analysis.categories import class_table
 from warplens.analysis.frames import number, once
 from warplens.analysis.headroom.shapes import tensors_of
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant, ceiling, percent, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_beside, time_of
 from warplens.diagnosis.unprofiled import Gain, Less

@@ -11,10 +11,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from warplens.analysis.frames import sums_between
+from warplens.analysis.kernel_names import PASSES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.norm_folding import folded
 from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache

@@ -10,13 +10,13 @@ from typing import ClassVar, Final
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, OTHER
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.analysis.prediction import CHANGES
 from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, USUAL, Finding, Remedy, Variant, ceiling, percent, times
+from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant, ceiling, percent, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of, predicted
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.patterns import lazy_pattern
