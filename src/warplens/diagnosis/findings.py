@@ -182,6 +182,11 @@ class Finding:
         return self.expected if self.expected is not None else self.bound
 
     @property
+    def work_share(self) -> float:
+        """GPU work that the first remedy removes, as in `Basis`; 0 if unknown."""
+        return 0.0 if self.basis is None else self.basis.work_share or 0.0
+
+    @property
     def is_throughput(self) -> bool:
         """Whether the gain is more work in the same time: the step hardly gets longer with more work in it."""
         return self.id in ("small-kernels", "weight-bound") and "passes_per_step" not in self.evidence

@@ -25,8 +25,9 @@ from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import Int64s, rows_named
 from warplens.profile.spelling import split_name
 
-#: Hidden time below this share of the window changes no ranking of causes.
-_HIDDEN_SHARE = 0.02
+#: Hidden time below this share of the window changes no ranking of causes, which are told from 2 % on
+#: (`raise_ceiling`). The note on hidden graphs goes by their share of the busy time (`quality.HIDDEN_SHARE`).
+_HIDDEN_SHARE: Final = 0.02
 
 
 class GraphOpaque(Rule):
