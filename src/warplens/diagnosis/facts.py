@@ -111,7 +111,11 @@ _LATE: Final[tuple[str, ...]] = (
 
 @dataclass(eq=False)
 class Facts:
-    """The window as the rules see it. It changes once, at the end, by `hand_over_to_phases`."""
+    """The window as the rules see it.
+
+    `diagnose` adds the predictions, which are made beside it, and drops the results of rules before
+    `hand_over_to_phases` takes away what only the whole window needs.
+    """
 
     #: timeline, window: the profile and the analysed part of it
     timeline: Timeline
@@ -162,6 +166,11 @@ class Facts:
     def idle_ns(self) -> int:
         """Time during which GPUs were idle."""
         return int(self.pause_lengths.sum())
+
+    @property
+    def no_share(self) -> Float64s:
+        """A share of 0 of each piece of work, which takes no memory."""
+        return np.broadcast_to(0.0, self.work.height)
 
     @property
     def own_idle_ns(self) -> int:

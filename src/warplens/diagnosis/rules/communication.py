@@ -464,7 +464,7 @@ class ExposedCommunication(Rule):
         if share == exposed.most and not exposed.is_waiting:
             return told  # its gain is that of the finding
         gain = gain_of(facts, int(exposed.removable_ns * share), on_gpu=True)
-        return bringing(told, Gain(gain, gain, gain), self.model)
+        return bringing(told, Gain.exactly(gain), self.model)
 
     def _less(self, facts: Facts, exposed: _Exposed) -> Remedy | None:
         """How to communicate less; None if that is the same as `_ONCE`."""
@@ -503,7 +503,7 @@ class ExposedCommunication(Rule):
         if exposed.is_waiting:
             return look  # its gain is that of the finding
         gain = gain_of(facts, exposed.waited_ns, on_gpu=True)
-        return bringing(look, Gain(gain, gain, gain), self.model)
+        return bringing(look, Gain.exactly(gain), self.model)
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:
         """How much of the exposed time could be hidden: compute on the same GPUs without a collective beside it."""

@@ -141,7 +141,7 @@ class MemoryBandwidth(Rule):
         terms_ns = int(claimed @ (contracted(facts) > 0))
         is_terms = 2 * terms_ns > claimed_ns
         maps_ns = int(claimed @ (enlarged(facts) > 0))
-        evidence = self._evidence(facts, moving, claimed_ns)
+        evidence = self._evidence(facts, moving, moving_ns, claimed_ns)
         where = kernel_names(facts, facts.work["own_ns"] * moving)
         if 2 * maps_ns > claimed_ns and not is_terms:
             return self._of_maps(facts, maps_ns, evidence, where)
@@ -163,9 +163,10 @@ class MemoryBandwidth(Rule):
             bound_ns=self._removable_ns(facts, moving_ns, claimed_ns),
         )
 
-    def _evidence(self, facts: Facts, moving: pl.Series, claimed_ns: int) -> dict[str, int | float | None]:
+    def _evidence(
+        self, facts: Facts, moving: pl.Series, moving_ns: int, claimed_ns: int
+    ) -> dict[str, int | float | None]:
         """The numbers of the finding."""
-        moving_ns = int(facts.work["own_ns"].filter(moving).sum())
         measured_ns = facts.own_ns(pl.col("bound").is_not_null())
         kernels_ns = facts.own_ns_having("kind", "kernel")
         return {
@@ -208,7 +209,7 @@ class MemoryBandwidth(Rule):
         if not is_terms:
             return (fusing,)
         gain = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True)
-        return ONE_PRODUCT, bringing(fusing, Gain(gain, gain, gain), self.model)
+        return ONE_PRODUCT, bringing(fusing, Gain.exactly(gain), self.model)
 
     def _removable_ns(self, facts: Facts, moving_ns: int, claimed_ns: int) -> int:
         """Time that remedies could remove, of kernels that move data for `moving_ns`.
@@ -247,7 +248,7 @@ _FEWER_BYTES: Final = Remedy(
 
 
 def _is_network(facts: Facts) -> bool:
-    """Whether the program has products, norms or softmax, as networks do, and thus uses for their fused operators."""
+    """Whether the program has products, norms or softmax, as networks do, and so has uses for fused operators."""
     program = facts.program
     return bool((program.products | program.labelled("normalization", "softmax")).any())
 
@@ -717,7 +718,7 @@ class SmallKernels(Rule):
         """Share of the GPU that each kernel leaves empty, less the share that concurrent kernels fill on average."""
         # Start latency between queued kernels counts as busy time, because short kernels cause it.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
-            return np.broadcast_to(0.0, facts.work.height)  # takes no memory
+            return facts.no_share
         program = facts.program
         order = program.order
         counted = program.is_kernel & ~program.labelled("communication")
@@ -742,8 +743,7 @@ class SmallKernels(Rule):
         slow_start = grids.starting_ns > grids.empty_ns and merged is None
         remedies = self._remedies(facts, grids, slow_start=slow_start)
         if merged is not None:
-            filled_up = grids.filled_up_gain
-            alone = Gain(filled_up, filled_up, filled_up)
+            alone = Gain.exactly(grids.filled_up_gain)
             others = (bringing(each, alone, self.model) if GAIN in each.expected else each for each in remedies)
             remedies = (as_one_batch(passes), *others)
         return self.raised(

@@ -175,7 +175,7 @@ class Recomputation(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
         kind = self._kind(facts)
-        return np.zeros(facts.work.height) if kind is None else kind.share
+        return facts.no_share if kind is None else kind.share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before that work, and the share of all others that go away as the host gets ahead."""
