@@ -300,6 +300,11 @@ def _texts_without_numbers(texts: pl.Series) -> tuple[pl.Series, Int64s]:
     return distinct, folded.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
 
 
+def names_as_texts(frame: pl.DataFrame) -> pl.DataFrame:
+    """The table with dictionary-encoded names as texts."""
+    return frame.with_columns(pl.col(name).cast(pl.String) for name, kind in frame.schema.items() if kind == pl.Enum)
+
+
 def texts_with(texts: pl.Series, pattern: re.Pattern[str]) -> Bools:
     """Which texts contain a match of the pattern.
 

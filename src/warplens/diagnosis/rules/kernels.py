@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import class_table
-from warplens.analysis.frames import number, once
+from warplens.analysis.frames import duration_ns, number, once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.diagnosis.claims import Claims
@@ -31,7 +31,7 @@ _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
 def moves_data(facts: Facts) -> pl.Series:
     """Which pieces of work are limited by memory traffic: measured, or inferred from category, duration and grid."""
     limits = facts.thresholds
-    long = (pl.col("end_ns") - pl.col("start_ns")) >= limits.bandwidth_kernel_ns
+    long = duration_ns() >= limits.bandwidth_kernel_ns
     wide = pl.col("fill_share").fill_null(1.0) >= 1.0
     inferred = pl.col("label").is_in(PASSES) & long & wide
     measured = (pl.col("bound") == "memory") & (pl.col("bound_unit") == "dram")
