@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from warplens.cli.options import share_in
+
 _MODES = "tests/readers/data/counter_modes"
 _PAIR = "demo:deit224_bs1_baseline demo:deit224_bs1_topk0.1"
 _MEASURED = "demo:token_reduction demo:token_reduction"
@@ -65,14 +67,14 @@ REFUSED = {
     f"compare {_PAIR} --window nonsense": "START:END",
     f"compare {_PAIR} --range nowhere": "deit224_bs1_baseline.sqlite.xz: ",
     f"compare {_PAIR} --flops 1e9": "write 35.1e9,11.1e9",
-    f"compare {_PAIR} --fail-on abc": "'abc' is not a percentage",
-    f"compare {_PAIR} --fail-on -5%": "'-5%' is not a percentage",
-    f"compare {_PAIR} --fail-on 1e300%": "write at most 10000%",
-    f"compare {_PAIR} --margin 100%": "'100%' is not a margin",
+    f"compare {_PAIR} --fail-on abc": "'abc' is no limit",
+    f"compare {_PAIR} --fail-on -5%": "'-5%' is no limit",
+    f"compare {_PAIR} --fail-on 1e300%": "of at most 10000%",
+    f"compare {_PAIR} --margin 100%": "write a percentage below 100%",
     f"compare {_PAIR} --level 99.99999999%": "write a percentage from 50% to 99.9999%",
     f"compare {_PAIR} --counters-baseline none.ncu-rep --counters-variant none.ncu-rep": "none.ncu-rep",
     f"compare {_PAIR} --range attention --window 3.4315s:3.43151s": "no GPU work of range 'attention' is in its window",
-    f"compare {_MEASURED} --fail-on 0.05": "write it as 5%",
+    f"compare {_MEASURED} --fail-on 5": "write a percentage, such as 5%",
     f"compare {_MEASURED} --window all": "--window and --range choose a part of a trace",
     f"compare {_MEASURED} --flops 2e9,1e9": "--flops tells what traces cannot",
     f"compare {_MEASURED} --counters-baseline x --counters-variant x": "stand beside traces",
@@ -157,3 +159,11 @@ def test_it_is_refused_in_one_line_and_nothing_is_written(line, warplens, export
         "graph_nodes.ncu-rep.xz", "nvtx.ncu-rep.xz", "small.sqlite",
     ]  # fmt: skip
     assert (tmp_path / "small.sqlite").read_bytes() == export.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("2%", 0.02), ("0.02", 0.02), ("0%", 0.0), ("0", 0.0), ("250%", 2.5), ("2", None), ("1", None), ("-0.02", None)],
+)
+def test_a_share_is_a_percentage_or_a_number_below_one(text: str, share: float | None) -> None:
+    assert share_in(text) == share

@@ -21,7 +21,15 @@ from warplens.analysis.kernels import KERNELS
 from warplens.errors import SchemaError
 from warplens.profile import TABLES, Capture, Recorder, Trace
 from warplens.profile.columns import COLUMNS, column, optional, table
-from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_per_dictionary, texts_with
+from warplens.profile.schema import (
+    Column,
+    encode_names,
+    name_categories,
+    name_labels,
+    once_per_dictionary,
+    texts_where,
+    texts_with,
+)
 
 CAPTURE = Capture("file.sqlite", "nsys-sqlite", Recorder("Nsight Systems"))
 
@@ -215,3 +223,17 @@ def test_texts_are_found_by_patterns_with_and_without_looking_around(pattern):
     for flags in (0, re.IGNORECASE):
         found = texts_with(pl.Series(texts), re.compile(pattern, flags))
         assert found.tolist() == [re.search(pattern, text, flags) is not None for text in texts]
+
+
+@pytest.mark.parametrize("texts", [["[8]", None, "[16]", "[8]", ""], [None, None], []])
+def test_a_predicate_on_texts_holds_for_each_equal_text_and_not_for_null(texts: list[str | None]) -> None:
+    asked: list[str] = []
+
+    def holds(text: str) -> bool:
+        asked.append(text)
+        return "8" in text
+
+    found = texts_where(pl.Series(texts, dtype=pl.String), holds)
+    assert found.tolist() == [text is not None and "8" in text for text in texts]
+    assert found.dtype == np.bool_
+    assert len(asked) == len(set(asked))

@@ -107,6 +107,8 @@ PRECISIONS = ("fp4", "fp8", "int8", "fp16", "bf16", "tf32", "fp32", "fp64")
 #: The categories that multiply matrices. Kernels of other categories use no tensor cores, except those in
 #: `_UNKNOWABLE`.
 PRODUCTS = ("gemm", "attention", "convolution")
+#: Categories of kernels that read, do a few operations per number, and write: memory traffic determines their time.
+PASSES = ("elementwise", "reduction", "normalization", "softmax", "copy-cast", "random")
 _UNKNOWABLE = ("other", "triton", "recurrence")
 
 

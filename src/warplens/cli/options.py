@@ -101,12 +101,12 @@ def documents_option(name: str) -> Any:
 
 
 def share_in(text: str) -> float | None:
-    """A percentage (`5%`) as a share, at least 0 and finite; None for any other text."""
+    """A percentage (`5%`) or a number below 1 (`0.05`) as a share, at least 0 and finite; None for any other text."""
     number, sign, rest = text.strip().partition("%")
-    if not (sign and not rest.strip() and NUMBER.fullmatch(number)):
+    if rest.strip() or not NUMBER.fullmatch(number):
         return None
-    share = float(number) / 100
-    return share if 0 <= share < float("inf") else None
+    share = float(number) / (100 if sign else 1)
+    return share if 0 <= share < (float("inf") if sign else 1) else None
 
 
 def given_share(text: str) -> float:
@@ -115,10 +115,7 @@ def given_share(text: str) -> float:
     Raises:
         BadParameter: the text is neither.
     """
-    share = share_in(text)
-    if share is None:
-        share = float(text if NUMBER.fullmatch(text) else "nan")
-    if not 0 <= share < 1:
+    if (share := share_in(text)) is None or share >= 1:
         raise typer.BadParameter(f"{text!r} is no share: write a percentage below 100%, such as 2%, or 0.02")
     return share
 
@@ -126,11 +123,12 @@ def given_share(text: str) -> float:
 def share_option(meaning: str) -> Any:
     """An option for a share, as read by `given_share`; checked before any profile is read."""
 
-    def check(text: str) -> str:
-        given_share(text)
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            given_share(text)
         return text
 
-    return option("PERCENT", meaning, callback=check, show_default=True)
+    return option("PERCENT", f"{meaning} Written as 5% or 0.05.", callback=check, show_default=True)
 
 
 def flag(name: str, meaning: str) -> Any:

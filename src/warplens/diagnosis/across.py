@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from warplens.diagnosis.findings import CONFIDENCES, SEVERITIES, Diagnosis, Finding, Headline, Severity, about
+from warplens.diagnosis.headline import gain_text
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
@@ -19,7 +20,6 @@ from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import NOT_THE_HOST, IncompleteProfile
 from warplens.diagnosis.run import Run, listed
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
-from warplens.diagnosis.verdict import gain_text
 from warplens.profile import Note
 
 #: The rules on costs between ranks.

@@ -8,7 +8,7 @@ is `seen_share` of the kernel time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
@@ -73,7 +73,6 @@ _WARP_OPCODES: Final = ("SHFL", "REDUX", "VOTE", "VOTEU", "MATCH", "MOVM", "CRED
 _REDUCING: Final = ("reduction", "softmax", "normalization")
 
 _NCU: Final = "warplens collect ncu --preset {} -- python your_program.py"
-_RUN_NSYS: Final = "warplens collect nsys -- python your_program.py"
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,9 @@ class Answer:
     rests_on: str | None = None
     seen_share: float | None = None
     then: str | None = None
+
+
+_NO_TRACE: Final = Answer("cannot tell", then="warplens collect nsys -- python your_program.py")
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,15 +186,12 @@ def _unknown(preset: str, **evidence: float) -> Answer:
     return Answer("cannot tell", evidence, "launches" if evidence else None, None, _NCU.format(preset))
 
 
-def _by_fault(
-    checked: Checked, faults: Sequence[str], needed: Sequence[str], preset: str, then: str, **shown: str
-) -> Answer:
-    """An item answered by the largest possible cost of kernel faults (`analysis.counters.bounds`)."""
+def _by_fault(checked: Checked, fault: str, needed: Sequence[str], preset: str, then: str, **shown: str) -> Answer:
+    """An item answered by the largest possible cost of a kernel fault (`analysis.counters.bounds`)."""
     known, seen = checked.measured(*needed)
     if not seen:
         return _unknown(preset)
-    costs = [f"fault {fault}" for fault in faults if f"fault {fault}" in known.columns]
-    lost = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
+    lost = _weighted(known, f"fault {fault}") if f"fault {fault}" in known.columns else 0.0
     evidence = {"lost_at_most_share": lost, **{name: _weighted(known, value) for name, value in shown.items()}}
     return _judged(lost, evidence, seen, then, preset)
 
@@ -224,14 +223,14 @@ def _found(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) 
 def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer:
     """An item answered by findings of the window; `cannot tell` without a diagnosis."""
     if checked.diagnosis is None or not checked.launches.height:
-        return Answer("cannot tell", evidence, then=_RUN_NSYS)
+        return replace(_NO_TRACE, evidence=evidence)
     return _found(checked, ids, evidence) or Answer("in order", evidence, "findings", 1.0)
 
 
 def _coalesced(checked: Checked) -> Answer:
     then = "let neighbouring threads read neighbouring numbers"
     wasted = {"not_needed_of_sectors_share": "global_wasted_share"}
-    return _by_fault(checked, ["uncoalesced"], ["global_wasted_share"], "memory", then, **wasted)
+    return _by_fault(checked, "uncoalesced", ["global_wasted_share"], "memory", then, **wasted)
 
 
 def _shared_memory(checked: Checked) -> Answer:
@@ -257,7 +256,7 @@ def _banks(checked: Checked) -> Answer:
         return Answer("not applicable", {"shared_memory_bytes": 0}, "launches", recorded)
     then = "pad or swizzle the tiles in shared memory"
     conflicts = {"conflicts_of_passes_share": "shared_conflict_share"}
-    return _by_fault(checked, ["bank-conflicts"], ["shared_wavefronts"], "memory", then, **conflicts)
+    return _by_fault(checked, "bank-conflicts", ["shared_wavefronts"], "memory", then, **conflicts)
 
 
 def _transactions(checked: Checked) -> Answer:
@@ -276,7 +275,7 @@ def _occupancy(checked: Checked) -> Answer:
     shown = {"achieved_occupancy_share": "achieved_share", "theoretical_occupancy_share": "theoretical_share"}
     return _by_fault(
         checked,
-        ["occupancy"],
+        "occupancy",
         ["achieved_share", "theoretical_share"],
         "occupancy",
         "use fewer registers or less shared memory a block, or another block size",
@@ -286,7 +285,7 @@ def _occupancy(checked: Checked) -> Answer:
 
 def _warp_primitives(checked: Checked) -> Answer:
     groups = checked.facts
-    if groups.height and "exchange_share" in groups.columns:
+    if groups.height:
         groups = groups.with_columns(category=categories_of(groups["name"].cast(pl.Enum(groups["name"].unique()))))
         reducing = groups.filter(pl.col("category").cast(pl.String).is_in(_REDUCING))
         if reducing.height and (known := reducing.drop_nulls("exchange_share")).height:
@@ -303,7 +302,7 @@ def _warp_primitives(checked: Checked) -> Answer:
 def _divergence(checked: Checked) -> Answer:
     return _by_fault(
         checked,
-        ["divergence"],
+        "divergence",
         ["threads_per_instruction"],
         "instructions",
         "group items that take the same branch",
@@ -331,7 +330,7 @@ _FUSING: Final = (
 def _fusion(checked: Checked) -> Answer:
     launched, recorded = checked.launched("total_ns")
     if not recorded:
-        return Answer("cannot tell", then=_RUN_NSYS)
+        return _NO_TRACE
     passes = launched.filter(pl.col("category").is_in([*_REDUCING, "elementwise", "copy-cast"]))
     steps = max(1, checked.window.step_count) if checked.window else 1
     evidence = {
@@ -345,13 +344,13 @@ def _distribution(checked: Checked) -> Answer:
     then = "choose a grid of whole waves, or a persistent kernel"
     among_gpus = ("straggler", "pipeline-bubble", "uneven-gpus", "gpus-in-turn", "data-parallel-threads")
     return _found(checked, among_gpus, {}) or _by_fault(
-        checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share"
+        checked, "tail", ["waves"], "occupancy", then, last_wave_share="tail_share"
     )
 
 
 def _synchronization(checked: Checked) -> Answer:
     if checked.diagnosis is None or checked.timeline is None or checked.window is None:
-        return Answer("cannot tell", then=_RUN_NSYS)
+        return _NO_TRACE
     waits = checked.timeline.synchronizations_in(checked.window)
     evidence = {"waits_per_step": waits.height / max(1, checked.window.step_count)}
     recorded = "synchronizations" in checked.timeline.trace.capture.recorded
@@ -376,7 +375,7 @@ def _reuse(checked: Checked) -> Answer:
 def _whole_warps(checked: Checked) -> Answer:
     known, seen, rests_on = checked.configured("threads")
     if not seen:
-        return Answer("cannot tell", then=_RUN_NSYS)
+        return _NO_TRACE
     partial = pl.col("threads") % WARP_SIZE != 0
     cost = _weighted(known, partial)
     evidence = {"time_in_partial_warps_share": cost, "launches_with_partial_warps_count": known.filter(partial).height}
@@ -386,7 +385,7 @@ def _whole_warps(checked: Checked) -> Answer:
 def _filled(checked: Checked) -> Answer:
     known, seen, rests_on = checked.configured("grid_blocks", "sm_count")
     if not seen:
-        return Answer("cannot tell", then=_RUN_NSYS)
+        return _NO_TRACE
     blocks = pl.col("grid_blocks")
     idle = _weighted(known, (1 - blocks / pl.col("sm_count")).clip(0.0, 1.0))
     evidence = {"time_in_small_grids_share": _weighted(known, blocks < pl.col("sm_count"))}
@@ -401,7 +400,7 @@ def _resources(checked: Checked) -> Answer:
         return _unknown("occupancy")
     limited = pl.col("limiter").is_in(["registers", "shared-memory"]).fill_null(value=False)
     evidence = {"limited_by_registers_or_shared_memory_share": _weighted(known, limited)}
-    costs = [pl.col(name) for name in ("fault spills",) if name in known.columns]
+    costs = [pl.col("fault spills")] if "fault spills" in known.columns else []
     if "fault occupancy" in known.columns:
         costs.append(pl.when(limited).then(pl.col("fault occupancy")))
     cost = evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
@@ -439,7 +438,7 @@ def _right_gpu(checked: Checked) -> Answer:
 def _at_once(checked: Checked) -> Answer:
     """Whether kernels of several streams run at once, or take turns without need."""
     if not checked.launches.height or checked.timeline is None or checked.window is None:
-        return Answer("cannot tell", then=_RUN_NSYS)
+        return _NO_TRACE
     streams = stream_statistics(checked.timeline, checked.window).filter(pl.col("kernels") > 0)
     if streams.height < 2:
         return Answer("not applicable", {"streams_with_kernels_count": streams.height}, "launches", 1.0)

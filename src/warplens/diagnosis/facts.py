@@ -111,7 +111,11 @@ _LATE: Final[tuple[str, ...]] = (
 
 @dataclass(eq=False)
 class Facts:
-    """The window as the rules see it. It changes once, at the end, by `hand_over_to_phases`."""
+    """The window as the rules see it.
+
+    `diagnose` adds the predictions, which are made beside it, and drops the results of rules before
+    `hand_over_to_phases` takes away what only the whole window needs.
+    """
 
     #: timeline, window: the profile and the analysed part of it
     timeline: Timeline
@@ -162,6 +166,11 @@ class Facts:
     def idle_ns(self) -> int:
         """Time during which GPUs were idle."""
         return int(self.pause_lengths.sum())
+
+    @property
+    def no_share(self) -> Float64s:
+        """A share of 0 of each piece of work, which takes no memory."""
+        return np.broadcast_to(0.0, self.work.height)
 
     @property
     def own_idle_ns(self) -> int:
@@ -690,7 +699,11 @@ def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
     return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY].plus(latency, -1)}
 
 
-def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
+#: Most names in `Finding.where`.
+_MOST_NAMES: Final = 3
+
+
+def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> tuple[str, ...]:
     """The names of the ranges with the largest summed times, by the row of `Trace.ranges` of each piece.
 
     The largest first; none for a phase, and none if most of the time lies outside all ranges.
@@ -703,7 +716,7 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most:
         time_by_name[name] = time_by_name.get(name, 0) + amount
     if 2 * sum(time_by_name.values()) < (amounts.ns if isinstance(amounts, Spent) else amounts).sum():
         return ()
-    return tuple(sorted(time_by_name, key=lambda name: -time_by_name[name])[:most])
+    return tuple(sorted(time_by_name, key=lambda name: -time_by_name[name])[:_MOST_NAMES])
 
 
 def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> dict[str, int]:
@@ -720,7 +733,7 @@ def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> 
     return {texts[code]: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
 
 
-def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
+def kernel_names(facts: Facts, amounts: pl.Series | Spent) -> tuple[str, ...]:
     """The short names of the kernels with the largest summed times, the largest first; none for a phase."""
     if facts.phase is not None:
         return ()
@@ -732,4 +745,4 @@ def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tup
     # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
     sums = np.bincount(codes, weights=spent[chosen], minlength=texts.len())
     ordered = sorted(np.flatnonzero(sums).tolist(), key=lambda code: (-sums[code], texts[code]))
-    return tuple(texts[code] for code in ordered[:most])
+    return tuple(texts[code] for code in ordered[:_MOST_NAMES])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from warplens.analysis import kernel_names
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,8 +28,7 @@ CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
 #: Causes of idle time during which the host issues work, which tracing slows down.
 ISSUING: Final = ("launch", "graph-launch", "refill")
 
-#: Categories of kernels that read, do a few operations per number, and write: memory traffic determines their time.
-PASSES: Final = ("elementwise", "reduction", "normalization", "softmax", "copy-cast", "random")
+PASSES: Final = kernel_names.PASSES
 
 #: End of the name of a number in `Finding.evidence` → its unit.
 EVIDENCE_UNITS: Final = {
@@ -179,6 +180,11 @@ class Finding:
     def gain(self) -> float | None:
         """The number by which findings are ranked and shown: the expected gain, else the bound."""
         return self.expected if self.expected is not None else self.bound
+
+    @property
+    def work_share(self) -> float:
+        """GPU work that the first remedy removes, as in `Basis`; 0 if unknown."""
+        return 0.0 if self.basis is None else self.basis.work_share or 0.0
 
     @property
     def is_throughput(self) -> bool:

@@ -20,7 +20,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of, tensors_with_lists
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.structure import EMPTY_PRODUCT_NS, backward_work
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s, texts_where
 
 #: Operators that copy rows of their first input to a result of its own.
 _PICKS: Final = ("aten::index", "aten::index_select", "aten::embedding", "aten::gather")
@@ -362,11 +362,8 @@ def _copied(facts: Facts, names: pl.Series, outer: tuple[str, ...]) -> Bools:
 
 def _casts(facts: Facts, names: pl.Series) -> Bools:
     """Which pieces copy a tensor to one of another type, as far as types were recorded."""
-    texts = facts.program.recorded("input_types")
-    same = texts.is_in([text for text in texts.drop_nulls().unique().to_list() if _is_same(text)]).fill_null(
-        value=False
-    )
-    return np.asarray(_copied(facts, names, _CASTS) & ~same.to_numpy(), dtype=np.bool_)
+    same = texts_where(facts.program.recorded("input_types"), _is_same)
+    return np.asarray(_copied(facts, names, _CASTS) & ~same, dtype=np.bool_)
 
 
 def _is_same(types: str) -> bool:

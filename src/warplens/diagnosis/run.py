@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import once, sum_by
+from warplens.analysis.frames import duration_ns, once, sum_by
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, rank_windows, summary_of
@@ -311,7 +311,7 @@ def _kernels(facts: Facts) -> pl.DataFrame:
     mine = facts.work.select("kind", "row", "label").filter(
         (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
     )
-    named = kernels.select("name", GRID_BLOCKS, time_ns=pl.col("end_ns") - pl.col("start_ns"))
+    named = kernels.select("name", GRID_BLOCKS, time_ns=duration_ns())
     return (
         named[mine["row"]]
         .with_columns((mine["label"] == "gemm").alias("is_product"))

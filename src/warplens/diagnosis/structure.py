@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from warplens.diagnosis.findings import USUAL, Confidence, Finding, Remedy, Vari
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Rule
 from warplens.diagnosis.unprofiled import Gain
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s, texts_where
 
 #: Evidence of all these rules.
 AFFECTED: Final = {
@@ -61,7 +61,7 @@ class StructureRule(Rule):
         *,
         confidence: Confidence,
         remedies: tuple[Remedy | None, ...],
-        evidence: dict[str, int | float | None],
+        evidence: Mapping[str, int | float | None],
         variant: Variant = USUAL,
         bound_ns: int | None = None,
         informs: bool = False,
@@ -163,9 +163,7 @@ def single_queries(facts: Facts) -> Bools:
     rows = np.flatnonzero(facts.program.labelled("attention"))
     if not len(rows) or not facts.timeline.has_operators:
         return found
-    texts = facts.program.shapes().gather(rows)
-    single = [text for text in texts.drop_nulls().unique().to_list() if keys_of_one_query(text)]
-    found[rows[texts.is_in(single).fill_null(value=False).to_numpy()]] = True
+    found[rows] = texts_where(facts.program.shapes().gather(rows), keys_of_one_query)
     return found
 
 

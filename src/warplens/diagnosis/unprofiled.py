@@ -65,6 +65,11 @@ class Gain:
     #: GPU work that goes away at the usual pace, as a share of the window without a profiler; None if not replayed
     work_share: float | None = None
 
+    @classmethod
+    def exactly(cls, gain: float) -> Gain:
+        """A gain that does not depend on the pace of the host."""
+        return cls(gain, gain, gain)
+
 
 @dataclass(frozen=True, eq=False)
 class Less:

@@ -21,7 +21,7 @@ import polars as pl
 from warplens._version import __version__
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import name_categories, names_as_texts
 from warplens.profile.trace import TABLES, Capture, Trace
 from warplens.secrets import Cleaner, Secrets, without_values
 from warplens.writing import harmless, made, unfinished, write_whole
@@ -140,7 +140,8 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
         for name, frame in tables.items():
             path = folder / f"{name}.{form}"
             with unfinished(path) as partial:
-                TABLE_FORMATS[form](_plain(frame), partial)
+                # Readers handle dictionaries differently; Parquet compresses repetitions.
+                TABLE_FORMATS[form](names_as_texts(frame), partial)
             written.append(path)
         if capture is not None:
             path = folder / "capture.json"
@@ -150,8 +151,3 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
             write_whole(path, orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
             written.append(path)
         return written
-
-
-def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """The table with names as text, since readers handle dictionaries differently; Parquet compresses repetitions."""
-    return frame.with_columns(pl.col(name).cast(pl.String) for name, kind in frame.schema.items() if kind == pl.Enum)

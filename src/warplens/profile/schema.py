@@ -300,6 +300,11 @@ def _texts_without_numbers(texts: pl.Series) -> tuple[pl.Series, Int64s]:
     return distinct, folded.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
 
 
+def names_as_texts(frame: pl.DataFrame) -> pl.DataFrame:
+    """The table with dictionary-encoded names as texts."""
+    return frame.with_columns(pl.col(name).cast(pl.String) for name, kind in frame.schema.items() if kind == pl.Enum)
+
+
 def texts_with(texts: pl.Series, pattern: re.Pattern[str]) -> Bools:
     """Which texts contain a match of the pattern.
 
@@ -310,6 +315,12 @@ def texts_with(texts: pl.Series, pattern: re.Pattern[str]) -> Bools:
         return texts.str.contains(flags + pattern.pattern).to_numpy()
     except pl.exceptions.ComputeError:
         return np.array([pattern.search(text) is not None for text in texts], dtype=np.bool_)
+
+
+def texts_where(texts: pl.Series, holds: Callable[[str], object]) -> Bools:
+    """Which texts satisfy the predicate, which is asked once per distinct text; null does not."""
+    found = [text for text in texts.drop_nulls().unique().to_list() if holds(text)]
+    return texts.is_in(found).fill_null(value=False).to_numpy()
 
 
 def rows_named(names: pl.Series, holds: Callable[[str], bool] | re.Pattern[str]) -> Bools:

@@ -9,12 +9,12 @@ import polars as pl
 
 from warplens.diagnosis.across import makes
 from warplens.diagnosis.findings import LIMITED_BY, MANY, Diagnosis
+from warplens.diagnosis.headline import is_of_profiler
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.results import PaddedWork
 from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, headroom_words, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
-from warplens.diagnosis.verdict import is_of_profiler
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt

@@ -216,7 +216,8 @@ def test_alternation_cancels_disturbances_of_both_sides():
     widths = {}
     for paired in (True, False):
         sweep = sweep_of(truth, noise=replace(rough, paired=paired))
-        widths[paired] = replicates(sweep.points, 400, 0.95, 0).ratio_draws.std(axis=0).mean()
+        draws = replicates(sweep.points, 400, 0.95, 0)
+        widths[paired] = (draws.variant_draws - draws.baseline_draws).std(axis=0).mean()
     assert widths[True] < widths[False] / 5
 
 

@@ -18,13 +18,14 @@ from warplens.analysis.frames import by_occurrence, numbered, ratio
 from warplens.analysis.headroom.levels import LOSSES, References, loss_column, with_chains
 from warplens.analysis.headroom.names import PROPERTIES, by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Device
 from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, name_categories, names_as_texts
 from warplens.profile.spelling import split_name
 
 #: Identity of kernels with the same work, across profiles.
@@ -81,7 +82,7 @@ def with_counters(kinds: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     """The kinds with counters' measurements in place of models, except where an operator launched several kernels."""
     joined = kinds.join(counted, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
     alone = (pl.col("known") != "shapes") | pl.col("alone")
-    is_product = pl.col("category").is_in(["gemm", "attention", "convolution"])
+    is_product = pl.col("category").is_in(PRODUCTS)
     replaced = pl.col("counted_bytes").is_not_null() & alone
     return joined.with_columns(
         # Traffic may include repeated transfers: shapes give the minimum.
@@ -238,7 +239,7 @@ def _grouped(
     )
     longest_kind = kinds.select("kernel", "code", "blocks", "elements")[sums["kind"]]
     sums = sums.drop("kind").with_columns(longest_kind.get_columns())
-    groups = _as_text(pl.concat([keys, sums], how="horizontal"))
+    groups = names_as_texts(pl.concat([keys, sums], how="horizontal"))
     references = References(roofs, groups, device.sm_count if device is not None else None, steps)
     levels = [references.levels(row) for row in groups.iter_rows(named=True)]
     return members, groups.with_columns(
@@ -250,12 +251,6 @@ def _grouped(
         (pl.col("flops", "bytes") * pl.col("calls")).name.suffix("_of_all"),
         (pl.col("flops") * pl.col("calls") * pl.col("recomputed")).alias("flops_again"),
     )  # fmt: skip
-
-
-def _as_text(groups: pl.DataFrame) -> pl.DataFrame:
-    return groups.with_columns(
-        pl.col(name).cast(pl.String) for name, dtype in groups.schema.items() if dtype == pl.Enum
-    )
 
 
 def _distributed(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
@@ -316,7 +311,7 @@ def _from_trace(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
         )
         .rename(names)
-        .pipe(_as_text)
+        .pipe(names_as_texts)
         .with_columns(pl.lit("trace").alias("known"), pl.lit(value=True).alias("modelled"))
     )
 

@@ -16,7 +16,7 @@ import polars as pl
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import first_shape, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.analysis.roofs import FIXED_SIZES, MOST_OF_PEAK, Roofs, Task
 from warplens.profile.schema import Float64s
 
@@ -37,9 +37,6 @@ def loss_column(loss: str) -> str:
     """The column of a loss."""
     return f"{loss.replace('-', '_')}_loss_ns"
 
-
-#: Categories whose kernels only pass over memory, so that neighbours can be fused.
-PASSES: Final = ("elementwise", "normalization", "softmax", "copy-cast", "reduction", "random")
 
 #: Work that keeps its format: an optimizer's state, indices, and unrecognised kernels.
 _KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "recurrence", "communication")

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import ALIGNED, ITEM, Roofs, Task
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -324,5 +325,5 @@ def _weights(groups: pl.DataFrame) -> int | None:
         if sizes and sizes["b"] == 1 and sizes["m"] <= _FEW_ROWS:
             weight_bytes += row["calls"] * sizes["n"] * sizes["k"] * ITEM.get(row["dtype"], 2)
             small_ns += row["measured_ns"]
-    product_ns = int(groups.filter(pl.col("category").is_in(["gemm", "attention", "convolution"]))["measured_ns"].sum())
+    product_ns = int(groups.filter(pl.col("category").is_in(PRODUCTS))["measured_ns"].sum())
     return round(weight_bytes) if product_ns and small_ns > _MOST * product_ns else None

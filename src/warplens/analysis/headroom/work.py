@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import CLASSES, categories_of, class_table
-from warplens.analysis.frames import numbered
+from warplens.analysis.frames import duration_ns, numbered
 from warplens.analysis.headroom.shapes import bytes_of_generated, largest_tensor
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.operators.places import module_name
@@ -88,7 +88,7 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     rows = work.select(
         pl.Series("work", work_rows), "stream", pl.Series("budget_ns", budget.owned_ns[owning]),
         pl.Series("owned_ns", owned_ns[owning]), pl.Series("inside_ns", inside_ns[owning]),
-        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
+        duration_ns().alias("duration_ns"),
         _owners(timeline, levels.level[work_rows], levels.row[work_rows]).alias("owner"),
         _lines(timeline, work_rows),
     )  # fmt: skip
@@ -271,9 +271,7 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
         pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String)
     )
     counting = count_work(timeline)
-    all_rows = timeline.work.select(
-        pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
-    )
+    all_rows = timeline.work.select(pl.Series("op", counting.counted_at), duration_ns().alias("whole_ns"))
     whole_times = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
     modelled = operator_work(timeline, timeline.window("all")).operators
     ranges = timeline.trace.ranges

@@ -116,6 +116,11 @@ class Arguments:
             return None
         return _tensor(shape, type_, _item_or_none(self._strides, position))
 
+    def present(self, *positions: int | None) -> list[Tensor]:
+        """The tensors among these optional ones; None stands for an argument that an operator does not have."""
+        found = (self.optional(position) for position in positions if position is not None)
+        return [tensor for tensor in found if tensor is not None]
+
     def tensor(self, position: int) -> Tensor:
         """The tensor at this position.
 

@@ -26,7 +26,7 @@ def _norm(flops: int, *parameters: int) -> Callable[[Arguments], Work]:
 
     def formula(arguments: Arguments) -> Work:
         inputs = arguments.tensor(0)
-        work = Work("normalization", flops * inputs.elements).moving([inputs, *_present_tensors(arguments, parameters)])
+        work = Work("normalization", flops * inputs.elements).moving([inputs, *arguments.present(*parameters)])
         return work.writing(inputs.elements, inputs.type)
 
     return formula
@@ -37,7 +37,7 @@ def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
 
     def formula(arguments: Arguments) -> Work:
         gradient, inputs = arguments.tensor(read[0]), arguments.tensor(read[1])
-        parameters = _present_tensors(arguments, read[2:])
+        parameters = arguments.present(*read[2:])
         work = Work("normalization", _NORM_BACKWARD_FLOPS * gradient.elements)
         work = work.moving([gradient, inputs, *parameters, *parameters])
         return work.writing(inputs.elements, inputs.type)
@@ -197,7 +197,7 @@ def _pool_backward(indices: int | None) -> Callable[[Arguments], Work]:
 
     def formula(arguments: Arguments) -> Work:
         gradient, inputs = arguments.tensor(0), arguments.tensor(1)
-        read = [gradient, *_present_tensors(arguments, () if indices is None else (indices,))]
+        read = [gradient, *arguments.present(indices)]
         return Work("reduction", gradient.elements).moving(read).writing(inputs.elements, inputs.type)
 
     return formula
@@ -221,10 +221,6 @@ def _resampling(size: int, taps: int) -> Callable[[Arguments], Work]:
         return work.moving([source]).writing(results, source.type)
 
     return formula
-
-
-def _present_tensors(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
-    return [tensor for tensor in map(arguments.optional, positions) if tensor is not None]
 
 
 #: Operators that change the size of images, and the taps of a dimension.

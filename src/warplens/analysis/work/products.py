@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work, broadcast, promoted
@@ -59,10 +60,7 @@ def _batched(arguments: Arguments) -> Work:
 def _with_summand(arguments: Arguments) -> Work:
     """addmm, baddbmm, addmv: beta · input + alpha · (left × right)."""
     work = _matmul(arguments, 1)
-    added = arguments.optional(0)
-    if added is None or arguments.value(3) in ("0", "0.", "0.0"):
-        return work
-    return work.moving([added])
+    return work if arguments.value(3) in ("0", "0.", "0.0") else work.moving(arguments.present(0))
 
 
 def _linear(arguments: Arguments) -> Work:
@@ -70,8 +68,7 @@ def _linear(arguments: Arguments) -> Work:
     outputs = weight.shape[0] if len(weight.shape) == 2 else 1
     rows = math.prod(inputs.shape[:-1])
     work = Work("gemm", _multiply_add(inputs) * rows * inputs.shape[-1] * outputs).moving((inputs, weight))
-    bias = arguments.optional(2)
-    return work.moving([bias] if bias else []).writing(rows * outputs, promoted([inputs, weight]))
+    return work.moving(arguments.present(2)).writing(rows * outputs, promoted([inputs, weight]))
 
 
 def _scaled(arguments: Arguments) -> Work:
@@ -81,12 +78,7 @@ def _scaled(arguments: Arguments) -> Work:
     result = _SCALAR_TYPES.get(arguments.integer(6) or -1, left.type)
     packed = 2 if left.type == "c10::Float4_e2m1fn_x2" else 1
     work = _product(left, right, (), result)
-    scales = [tensor for tensor in map(arguments.optional, (2, 3, 4)) if tensor is not None]
-    return Work("gemm", packed * work.flops, work.bytes, work.untyped).moving(scales)
-
-
-def _integers(arguments: Arguments) -> Work:
-    return _matmul(arguments, result="int")
+    return Work("gemm", packed * work.flops, work.bytes, work.untyped).moving(arguments.present(2, 3, 4))
 
 
 def _grouped(arguments: Arguments) -> Work:
@@ -98,7 +90,7 @@ def _grouped(arguments: Arguments) -> Work:
     if len(left.shape) == 3 and len(right.shape) == 3:
         groups = left.shape[0]
     elif len(left.shape) == 2 and len(right.shape) == 2:  # one product for each part of the inner dimension
-        offsets = next((t for t in map(arguments.optional, (4, 2)) if t is not None and len(t.shape) == 1), None)
+        offsets = next((tensor for tensor in arguments.present(4, 2) if len(tensor.shape) == 1), None)
         if offsets is None:
             raise UnknownWorkError("the number of groups was not recorded")
         work = Work("gemm", 2 * rows * inner * columns).moving((left, right))
@@ -122,9 +114,7 @@ def _outer(arguments: Arguments) -> Work:
 def _product_into(arguments: Arguments) -> Work:
     """Products of inference engines: (out, left, right, scales …)."""
     out, left, right = arguments.matrix(0), arguments.matrix(1), arguments.matrix(2)
-    work = _product(left, right, (), out.type)
-    scales = [tensor for tensor in map(arguments.optional, (3, 4, 5)) if tensor is not None]
-    return work.moving(scales)
+    return _product(left, right, (), out.type).moving(arguments.present(3, 4, 5))
 
 
 # --- Work of fused attention ---
@@ -180,6 +170,7 @@ _SIGNATURES: Final = {
     "flash_attn::_flash_attn_backward": _Signature(11, False, from_end=True, query=1, windows=12),
     "flash_attn::_flash_attn_varlen_forward": _Signature(9, False, from_end=True, sequences=3, windows=10),
     "flash_attn::_flash_attn_varlen_backward": _Signature(15, False, from_end=True, query=1, sequences=9, windows=16),
+    "FlashAttnFunc": _Signature(None, False),  # an autograd function: only its tensors are recorded
 }
 
 #: `custom_mask_type` of the memory-efficient kernels: causal from the top left, causal from the bottom right.
@@ -219,8 +210,7 @@ def _attention(signature: _Signature) -> Callable[[Arguments], Work]:
         pairs = _pairs(arguments, signature, queries, keys)
         products = (3 * size + 2 * value_size) if signature.backward else size + value_size
         per_pair = 2 * batch * heads * products
-        bias = None if signature.bias is None else arguments.optional(signature.bias)
-        read = [query, key, value, *([bias] if bias else [])]
+        read = [query, key, value, *arguments.present(signature.bias)]
         output = batch * heads * queries * value_size
         work = Work("attention", per_pair * pairs, flops_full=per_pair * queries * keys).moving(read)
         if signature.backward:  # reads the output and its gradient, writes the gradients of query, key and value
@@ -266,11 +256,6 @@ def _pairs(arguments: Arguments, signature: _Signature, queries: int, keys: int)
         return queries * keys
     reach = 0 if causal else queries + keys if right is None else right
     return unmasked_pairs(queries, keys, from_end=from_end, left=left, right=reach)
-
-
-def _attention_of_autograd_function(arguments: Arguments) -> Work:
-    # flash-attn's autograd functions record their tensors only: [batch, sequence, heads, head size].
-    return _attention(_Signature(None, False))(arguments)
 
 
 # --- Work of convolutions ---
@@ -330,8 +315,8 @@ def _forward(signature: _Convolution) -> Callable[[Arguments], Work]:
         output = _output_shape(arguments, signature, inputs.shape, weight.shape, transposed=transposed)
         positions = math.prod(inputs.shape[2:] if transposed else output[2:])
         work = Work("convolution", 2 * inputs.shape[0] * positions * weight.elements)
-        bias = None if signature.bias is None else arguments.optional(signature.bias)
-        return work.moving([inputs, weight, *([bias] if bias else [])]).writing(math.prod(output), inputs.type)
+        read = [inputs, weight, *arguments.present(signature.bias)]
+        return work.moving(read).writing(math.prod(output), inputs.type)
 
     return formula
 
@@ -463,13 +448,11 @@ def _recurrent(signature: _Recurrence) -> Callable[[Arguments], Work]:
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::mm", "aten::matmul", "aten::mv"), _matmul),
     "aten::bmm": _batched,
-    **dict.fromkeys(
-        ("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_"), _with_summand
-    ),
-    **dict.fromkeys(("aten::addmv", "aten::addmv_"), _with_summand),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::_addmm_activation"), _with_summand),
+    **dict.fromkeys(("aten::baddbmm", "aten::baddbmm_", "aten::addmv", "aten::addmv_"), _with_summand),
     "aten::linear": _linear,
     "aten::_scaled_mm": _scaled,
-    "aten::_int_mm": _integers,
+    "aten::_int_mm": partial(_matmul, result="int"),
     **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
     **dict.fromkeys(("aten::dot", "aten::vdot"), _dot),
     **dict.fromkeys(("aten::outer", "aten::ger"), _outer),
@@ -479,5 +462,4 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward"), _both_gradients),
     **{name: _attention(signature) for name, signature in _SIGNATURES.items()},
     **{name: _recurrent(signature) for name, signature in _RECURRENCES.items()},
-    "FlashAttnFunc": _attention_of_autograd_function,
 }

@@ -24,8 +24,10 @@ from warplens.cli.options import (
     argument,
     documents_option,
     flag,
+    given_share,
     option,
     share_in,
+    share_option,
 )
 from warplens.cli.process import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError, shown_name
@@ -391,25 +393,13 @@ _MOST_CONFIDENCE: Final = 0.999999
 
 def _limit(text: str | None) -> str | None:
     """Check the limit before two large profiles are read."""
-    if text is not None and _share(text) > _MOST_LIMIT:
-        raise typer.BadParameter(f"{text!r} is not a limit: write at most {100 * _MOST_LIMIT:.0f}%")
+    if text is not None and ((share := share_in(text)) is None or share > _MOST_LIMIT):
+        raise typer.BadParameter(f"{text!r} is no limit: write a percentage, such as 5%, of at most {_MOST_LIMIT:.0%}")
     return text
-
-
-def _margin(text: str) -> str:
-    if _share(text) >= 1:
-        raise typer.BadParameter(f"{text!r} is not a margin: it must be below 100%")
-    return text
-
-
-def _share(text: str) -> float:
-    if (share := share_in(text)) is None:
-        raise typer.BadParameter(f"{text!r} is not a percentage: write it as 5%")
-    return share
 
 
 def _confidence(text: str) -> str:
-    if not 0.5 <= _share(text) <= _MOST_CONFIDENCE:
+    if not 0.5 <= given_share(text) <= _MOST_CONFIDENCE:
         most = f"{100 * _MOST_CONFIDENCE:g}%"
         raise typer.BadParameter(f"{text!r} is not a confidence: write a percentage from 50% to {most}, such as 95%")
     return text
@@ -441,15 +431,15 @@ def compare(
     variant: Annotated[Path, argument("VARIANT", "The variant, of the same kind.")],
     fail_on: Annotated[
         str | None,
-        option("PERCENT", "Exit with 1 if the variant is certainly slower by more than this: 5%.", callback=_limit),
+        option(
+            "PERCENT", "Exit with 1 if the variant is certainly slower by more than this: 5% or 0.05.", callback=_limit
+        ),
     ] = None,
     fail_on_undecided: Annotated[
         bool,
         flag("--fail-on-undecided", "With --fail-on: exit with 1 as well while that is open."),
     ] = False,
-    margin: Annotated[
-        str, option("PERCENT", "Differences within this count as the same.", callback=_margin, show_default=True)
-    ] = "2%",
+    margin: Annotated[str, share_option("Differences within this count as the same.")] = "2%",
     level: Annotated[
         str, option("PERCENT", "Confidence of the intervals.", callback=_confidence, show_default=True)
     ] = "95%",
@@ -482,9 +472,9 @@ def compare(
     """
     folder = checked_target(output, (baseline, variant), form) if output else None
     options = Options(
-        margin=_share(margin),
-        level=round(1 - _share(level), 9),
-        fail_on=None if fail_on is None else _share(fail_on),
+        margin=given_share(margin),
+        level=round(1 - given_share(level), 9),
+        fail_on=None if fail_on is None else share_in(fail_on),
         fail_on_undecided=fail_on_undecided,
         window=window,
         range_name=range_name,

@@ -12,7 +12,6 @@ from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOpti
 from warplens.cli.process import State, end_with, one_line, progress
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
-from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
 from warplens.report.terminal import Marked
@@ -67,11 +66,11 @@ def diagnose(
     Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost each other comes
     first: a late rank, small collectives, a pipeline's bubble; then each rank separately.
     """
-    profile_paths = discover([located(path) for path in paths])
+    profile_paths = discover(paths)
     if len(profile_paths) > 1:
         if any(given is not None for given in (counters, changes, range_name, step_time)):
             raise UsageError("--counters, --if, --step-time and --range are about one profile: name it")
-        _diagnose_run(discover([located(path) for path in paths], failed=True), window, form)
+        _diagnose_run(discover(paths, failed=True), window, form)
         return
     report = read_counters(counters) if counters is not None else None
     selection = select(paths[0], window, range_name, launch_configuration=True)

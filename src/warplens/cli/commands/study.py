@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
-from warplens.cli.options import Format, FormatOption, argument, flag, option, share_in
+from warplens.cli.options import Format, FormatOption, argument, flag, given_share, option, share_option
 from warplens.cli.process import GATE_FAILED, complain, note, progress
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
@@ -186,14 +186,14 @@ def policy(
     ] = None,
     margin: Annotated[
         str,
-        option("PERCENT", "fit: a variant must be faster than the baseline by more than this.", show_default=True),
+        share_option("fit: a variant must be faster than the baseline by more than this."),
     ] = "1%",
     fallback: Annotated[
         str | None, option("SIDE", "fit: what runs outside the range; by default the baseline.")
     ] = None,
     fail_on: Annotated[
         str | None,
-        option("PERCENT", "check: exit with 1 if a choice is slower than the best side by more than this, such as 2%."),
+        share_option("check: exit with 1 if a choice is slower than the best side by more than this."),
     ] = None,
     form: FormatOption = "table",
 ) -> None:
@@ -213,7 +213,7 @@ def policy(
             "--fail-on": fail_on,
         },
     )
-    limit = None if fail_on is None else _share("--fail-on", fail_on)
+    limit = None if fail_on is None else given_share(fail_on)
     if doing == "check":
         assert against is not None
         _check(file, against, baseline, variant, limit, form)
@@ -223,8 +223,7 @@ def policy(
 
         if output is not None:
             checked_file(output, (file,))
-        share = _share("--margin", margin)
-        fitted = fit_policy(_sweeps(file, baseline, variant), margin=share, fallback=fallback)
+        fitted = fit_policy(_sweeps(file, baseline, variant), margin=given_share(margin), fallback=fallback)
         if output is not None:
             write_policy(fitted, output)
             note(f"{output.name}: written")
@@ -254,14 +253,6 @@ def _check_arguments(doing: PolicyAction, against: Path | None, options: Mapping
     for name, value in options.items():
         if value is not None and doing not in _ACTIONS[name]:
             raise UsageError(f"{name} is not an option of policy {doing}")
-
-
-def _share(option: str, text: str) -> float:
-    """The share below 1 of a percentage."""
-    value = share_in(text)
-    if value is None or value >= 1:
-        raise UsageError(f"{option} takes a percentage below 100%, such as 2%, not {text!r}")
-    return value
 
 
 def _sweeps(file: Path, baseline: str | None, variant: Sequence[str] | None) -> list[Sweep]:

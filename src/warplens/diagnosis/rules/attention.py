@@ -21,7 +21,7 @@ from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, first_of, remembered
 from warplens.diagnosis.rules.precision import Precision, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
-from warplens.profile.schema import Bools, Float64s, Int64s, name_categories, texts_with
+from warplens.profile.schema import Bools, Float64s, Int64s, name_categories, texts_where, texts_with
 
 
 class UnfusedAttention(StructureRule):
@@ -170,9 +170,7 @@ class UnfusedAttention(StructureRule):
             sides = np.sqrt(found.numbers)
             is_masked = found.making & (sides >= least) & (sides == np.round(sides))  # a square is one mask
         else:
-            texts = found.shapes.drop_nulls().unique().to_list()
-            with_mask = [text for text in texts if _mask_of_all(text) >= least]
-            is_masked = found.shapes.is_in(with_mask).fill_null(value=False).to_numpy()
+            is_masked = texts_where(found.shapes, lambda text: _mask_of_all(text) >= least)
         if is_masked.sum() < len(found.attended) / 2 or not is_masked.any():
             return nothing, nothing
         masks = nothing.copy()

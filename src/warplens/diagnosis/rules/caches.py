@@ -242,8 +242,7 @@ class GrowingCache(StructureRule):
             if habit is _FOR_HEADS:
                 share[self._compiled(facts)[1]] = self.shared_heads_share
             return share
-        # Most programs have none, and broadcasting takes no memory.
-        return np.where(copies, float(self.saved_share), 0.0) if copies.any() else np.broadcast_to(0.0, len(copies))
+        return np.where(copies, float(self.saved_share), 0.0) if copies.any() else facts.no_share
 
     @remembered
     def _copies(self, facts: Facts) -> _Copies:

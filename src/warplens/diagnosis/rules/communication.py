@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import Spent, largest
+from warplens.analysis.frames import Spent, duration_ns, largest
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
@@ -464,7 +464,7 @@ class ExposedCommunication(Rule):
         if share == exposed.most and not exposed.is_waiting:
             return told  # its gain is that of the finding
         gain = gain_of(facts, int(exposed.removable_ns * share), on_gpu=True)
-        return bringing(told, Gain(gain, gain, gain), self.model)
+        return bringing(told, Gain.exactly(gain), self.model)
 
     def _less(self, facts: Facts, exposed: _Exposed) -> Remedy | None:
         """How to communicate less; None if that is the same as `_ONCE`."""
@@ -503,7 +503,7 @@ class ExposedCommunication(Rule):
         if exposed.is_waiting:
             return look  # its gain is that of the finding
         gain = gain_of(facts, exposed.waited_ns, on_gpu=True)
-        return bringing(look, Gain(gain, gain, gain), self.model)
+        return bringing(look, Gain.exactly(gain), self.model)
 
     def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:
         """How much of the exposed time could be hidden: compute on the same GPUs without a collective beside it."""
@@ -572,7 +572,7 @@ class UnbucketedCommunication(RanksRule):
         for rank in run.ranks:
             summary = run.summary(rank)
             rows = summary.collectives.filter("in_window", ~pl.col("kind").is_in(["send_recv", "barrier"]))
-            length = pl.col("end_ns") - pl.col("start_ns")
+            length = duration_ns()
             small = (
                 pl.when(pl.col("size_bytes").is_null())
                 .then(length <= self.small_ns)
@@ -786,6 +786,6 @@ def _in_window(run: Run, rank: int) -> int:
 
 def _between_ns(rows: pl.DataFrame) -> int:
     """Time between successive collectives of which the first ran alone."""
-    alone = pl.col("exposed_ns") == pl.col("end_ns") - pl.col("start_ns")
+    alone = pl.col("exposed_ns") == duration_ns()
     pause = (pl.col("start_ns") - pl.col("end_ns").shift(1)).clip(0)
     return int(rows.select(pause.filter(pl.col("joinable") & alone.shift(1)).sum()).item() or 0)

@@ -249,7 +249,7 @@ class BlockingCopy(Rule):
         small = copies.select((pl.col("bytes") <= self.piece_bytes) & pl.col("pageable")).to_series()
         at = at[small.fill_null(value=False).to_numpy()]
         if len(at) < self.in_a_row:
-            return np.broadcast_to(0.0, work.height)  # takes no memory
+            return facts.no_share
         sent, share = np.zeros(work.height, dtype=np.bool_), np.zeros(work.height)
         sent[at] = True
         for rows in program.runs(sent, (sent, int(self.in_a_row))):
@@ -278,7 +278,7 @@ class BlockingCopy(Rule):
             at_once = facts.replayed("no-synchronization", calls=pieces)
         replayed = at_once or self._replayed(facts, staying)
         if replayed is None and not _computes(facts):
-            replayed = Gain(1.0, 1.0, 1.0)  # nothing hides pinned copies
+            replayed = Gain.exactly(1.0)  # nothing hides pinned copies
         copies = self._copies(facts, claims, "passing" if at_once is None else "pieces")
         if copies.pattern == "passing" and replayed is not None:
             copies = replace(copies, link_bound=copies.halved > 1 + (replayed.high - 1) * NOISE)
@@ -412,7 +412,7 @@ class BlockingCopy(Rule):
         all data of many sizes do so, they count wherever in the step they are copied. Else sets of tensors count, if
         those that are fetched (`fetched_sets`) or sent (`sent_sets`) are most of the bytes.
         """
-        of_set = np.broadcast_to(0.0, facts.work.height)  # takes no memory
+        of_set = facts.no_share
         if not facts.window.steps:
             return of_set
         work, program = facts.work, facts.program
@@ -601,7 +601,7 @@ def _less(copies: _Copies) -> Remedy:
         return less
     # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
     known = copies.halved > 1 and not fetched
-    return bringing(less, Gain(copies.halved, copies.halved, copies.halved) if known else None, "traffic")
+    return bringing(less, Gain.exactly(copies.halved) if known else None, "traffic")
 
 
 @once

@@ -15,7 +15,7 @@ from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Va
 from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.precision import has_tensor_cores
 from warplens.diagnosis.structure import StructureRule, time_beside, time_of
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, texts_where
 
 #: 16-bit formats, which tensor cores read in groups of eight numbers.
 _NARROW: Final = ("bf16", "fp16")
@@ -122,9 +122,7 @@ class MisalignedShape(StructureRule):
         """Batched products of single vectors; none if shapes are not recorded."""
         of_vectors, rows = np.zeros(facts.work.height, dtype=np.bool_), np.flatnonzero(facts.program.labelled("gemm"))
         if len(rows) and facts.timeline.has_operators:
-            shapes = facts.program.shapes().gather(rows)
-            texts = [text for text in shapes.drop_nulls().unique().to_list() if _pairs_of_vectors(text)]
-            of_vectors[rows[shapes.is_in(texts).fill_null(value=False).to_numpy()]] = True
+            of_vectors[rows] = texts_where(facts.program.shapes().gather(rows), _pairs_of_vectors)
         return of_vectors
 
     def _pads(self, facts: Facts, misaligned: Bools) -> Float64s:

@@ -10,19 +10,19 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import class_table
-from warplens.analysis.frames import number, once
+from warplens.analysis.frames import duration_ns, number, once
 from warplens.analysis.headroom.shapes import tensors_of
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant, ceiling, percent, times
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant, ceiling, percent, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, OTHER_BATCHES, Limit, Rule, bringing, first_of, gain_of, remembered
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share, time_beside, time_of
 from warplens.diagnosis.unprofiled import Gain, Less
 from warplens.diagnosis.upsampling import CHANNELS_FIRST, ENLARGED, enlarged
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Bools, Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s, texts_where
 
 #: Passes that need all numbers of a row before their result is known: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
@@ -31,7 +31,7 @@ _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
 def moves_data(facts: Facts) -> pl.Series:
     """Which pieces of work are limited by memory traffic: measured, or inferred from category, duration and grid."""
     limits = facts.thresholds
-    long = (pl.col("end_ns") - pl.col("start_ns")) >= limits.bandwidth_kernel_ns
+    long = duration_ns() >= limits.bandwidth_kernel_ns
     wide = pl.col("fill_share").fill_null(1.0) >= 1.0
     inferred = pl.col("label").is_in(PASSES) & long & wide
     measured = (pl.col("bound") == "memory") & (pl.col("bound_unit") == "dram")
@@ -141,7 +141,7 @@ class MemoryBandwidth(Rule):
         terms_ns = int(claimed @ (contracted(facts) > 0))
         is_terms = 2 * terms_ns > claimed_ns
         maps_ns = int(claimed @ (enlarged(facts) > 0))
-        evidence = self._evidence(facts, moving, claimed_ns)
+        evidence = self._evidence(facts, moving, moving_ns, claimed_ns)
         where = kernel_names(facts, facts.work["own_ns"] * moving)
         if 2 * maps_ns > claimed_ns and not is_terms:
             return self._of_maps(facts, maps_ns, evidence, where)
@@ -163,9 +163,10 @@ class MemoryBandwidth(Rule):
             bound_ns=self._removable_ns(facts, moving_ns, claimed_ns),
         )
 
-    def _evidence(self, facts: Facts, moving: pl.Series, claimed_ns: int) -> dict[str, int | float | None]:
+    def _evidence(
+        self, facts: Facts, moving: pl.Series, moving_ns: int, claimed_ns: int
+    ) -> dict[str, int | float | None]:
         """The numbers of the finding."""
-        moving_ns = int(facts.work["own_ns"].filter(moving).sum())
         measured_ns = facts.own_ns(pl.col("bound").is_not_null())
         kernels_ns = facts.own_ns_having("kind", "kernel")
         return {
@@ -208,7 +209,7 @@ class MemoryBandwidth(Rule):
         if not is_terms:
             return (fusing,)
         gain = gain_of(facts, int(facts.program.own_ns @ _fusible(facts)), on_gpu=True)
-        return ONE_PRODUCT, bringing(fusing, Gain(gain, gain, gain), self.model)
+        return ONE_PRODUCT, bringing(fusing, Gain.exactly(gain), self.model)
 
     def _removable_ns(self, facts: Facts, moving_ns: int, claimed_ns: int) -> int:
         """Time that remedies could remove, of kernels that move data for `moving_ns`.
@@ -247,7 +248,7 @@ _FEWER_BYTES: Final = Remedy(
 
 
 def _is_network(facts: Facts) -> bool:
-    """Whether the program has products, norms or softmax, as networks do, and thus uses for their fused operators."""
+    """Whether the program has products, norms or softmax, as networks do, and so has uses for fused operators."""
     program = facts.program
     return bool((program.products | program.labelled("normalization", "softmax")).any())
 
@@ -404,9 +405,7 @@ def _aligned_ns(facts: Facts) -> int:
     """Time of the matrix products whose recorded dimensions all fill whole tiles."""
     program = facts.program
     rows = np.flatnonzero(program.labelled("gemm"))
-    texts = program.shapes().gather(rows)
-    whole = [text for text in texts.drop_nulls().unique().to_list() if _fills_tiles(text)]
-    return int(program.own_ns[rows[texts.is_in(whole).fill_null(value=False).to_numpy()]].sum())
+    return int(program.own_ns[rows[texts_where(program.shapes().gather(rows), _fills_tiles)]].sum())
 
 
 def _fills_tiles(shapes: str) -> bool:
@@ -719,7 +718,7 @@ class SmallKernels(Rule):
         """Share of the GPU that each kernel leaves empty, less the share that concurrent kernels fill on average."""
         # Start latency between queued kernels counts as busy time, because short kernels cause it.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
-            return np.broadcast_to(0.0, facts.work.height)  # takes no memory
+            return facts.no_share
         program = facts.program
         order = program.order
         counted = program.is_kernel & ~program.labelled("communication")
@@ -744,8 +743,7 @@ class SmallKernels(Rule):
         slow_start = grids.starting_ns > grids.empty_ns and merged is None
         remedies = self._remedies(facts, grids, slow_start=slow_start)
         if merged is not None:
-            filled_up = grids.filled_up_gain
-            alone = Gain(filled_up, filled_up, filled_up)
+            alone = Gain.exactly(grids.filled_up_gain)
             others = (bringing(each, alone, self.model) if GAIN in each.expected else each for each in remedies)
             remedies = (as_one_batch(passes), *others)
         return self.raised(

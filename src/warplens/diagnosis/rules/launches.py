@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import number, once
+from warplens.analysis.kernel_names import PASSES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, range_names
-from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Confidence, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Variant
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     IDLE_NS,

@@ -10,10 +10,11 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.intervals import Intervals, union
+from warplens.analysis.kernel_names import PASSES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import (
     IDLE_NS,
     LAUNCHES_PER_STEP,

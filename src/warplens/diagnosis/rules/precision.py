@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names, range_names
-from warplens.diagnosis.findings import GAIN, PASSES, USUAL, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, USUAL, Finding, Remedy, Variant
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, first_of, remembered
 from warplens.diagnosis.structure import started_share, time_of
 from warplens.diagnosis.unprofiled import Gain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -9,10 +11,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
-from warplens.diagnosis.gathers import ProjectionsOfGatheredRows, projected_again
+from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Variant
+from warplens.diagnosis.gathers import projected_again
 from warplens.diagnosis.rule import Limit, ahead_without, bringing, remembered
-from warplens.diagnosis.rules.generation import Growing, encoded_again, growing_passes, projected_for_each_token
+from warplens.diagnosis.rules.generation import encoded_again, growing_passes, projected_for_each_token
 from warplens.diagnosis.structure import (
     StructureRule,
     backward_work,
@@ -22,7 +24,7 @@ from warplens.diagnosis.structure import (
     time_beside,
     time_of,
 )
-from warplens.diagnosis.weight_preparation import CastAgain, cast_again, normed_again
+from warplens.diagnosis.weight_preparation import cast_again, normed_again
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 
@@ -43,6 +45,19 @@ def _numbered(windows: Int64s) -> Int64s:
         values, codes = np.unique(windows[:, column], return_inverse=True)
         number = np.unique(number * len(values) + codes, return_inverse=True)[1]
     return np.asarray(number, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """A way in which work is repeated."""
+
+    variant: Variant
+    share: Float64s  #: share of each piece of work that goes away
+    again: Bools  #: work whose pauses go away as well
+    evidence: Mapping[str, int | float | None]
+    remedies: tuple[Remedy, ...]
+    confidence: Confidence = "high"
+    bound_ns: int | None = None  #: None for the claimed work and all of the host's pauses
 
 
 class Recomputation(StructureRule):
@@ -159,47 +174,93 @@ class Recomputation(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
-        growing = growing_passes(facts)
-        if growing is not None:
-            return growing.share
-        projected = self._projected(facts)
-        if projected is not None:
-            return projected.share
-        casts, share = self._casts(facts), self._again(facts).astype(np.float64)
-        return share if casts is None else np.where(casts.sums, self.wide_sums_share, share)
-
-    def _projected(self, facts: Facts) -> ProjectionsOfGatheredRows | None:
-        """Products of picked rows, unless whole passes are repeated."""
-        return None if growing_passes(facts) is not None or self._again(facts).any() else projected_again(facts)
+        kind = self._kind(facts)
+        return facts.no_share if kind is None else kind.share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before that work, and the share of all others that go away as the host gets ahead."""
-        again = self._again(facts)
-        if not again.any():
+        kind = self._kind(facts)
+        if kind is None or not kind.again.any():
             return None
-        return np.maximum(facts.program.of_gaps(again), ahead_without(facts, again), dtype=np.float64)
+        return np.maximum(facts.program.of_gaps(kind.again), ahead_without(facts, kind.again), dtype=np.float64)
 
     @remembered
-    def _again(self, facts: Facts) -> Bools:
-        """Work that repeats forward work, casts of weights, backward passes, or work of inference."""
+    def _kind(self, facts: Facts) -> _Kind | None:
+        """How work is repeated; None if none is."""
         backward = backward_work(facts)
-        if not backward.any() or backward.all():
-            found = (encoded_again(facts)[0], projected_for_each_token(facts)[0])
-            return next((again for again in found if again.any()), normed_again(facts))
-        passes, _ = passes_over_one_graph(facts)
-        if passes.any():
-            return passes
-        is_kernel = facts.program.is_kernel
-        again = self._forward_again(facts, backward)
-        too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
-        if too_few or time_of(facts.program, again) > self.most_share * time_of(facts.program, is_kernel & backward):
-            return cast_again(facts).casts
-        return again
+        trains = backward.any() and not backward.all()
+        kind = self._of_training(facts, backward) if trains else self._of_inference(facts)
+        if (growing := growing_passes(facts)) is not None:
+            again = np.zeros_like(backward) if kind is None else kind.again
+            evidence = {"passes_per_step": growing.passes, "growth_factor": growing.growth}
+            bound_ns = time_of(facts.program, growing.share > 0) + facts.own_idle_ns
+            return _Kind(self.growing, growing.share, again, evidence, _CACHED, bound_ns=bound_ns)
+        return self._of_picked_rows(facts) if kind is None else kind
 
-    def _casts(self, facts: Facts) -> CastAgain | None:
-        """Casts of weights, if they are the repeated work."""
-        found = cast_again(facts)
-        return found if found.uses > 1 and self._again(facts) is found.casts else None
+    def _of_inference(self, facts: Facts) -> _Kind | None:
+        """Work of inference whose results exist already."""
+        encoded, encoders = encoded_again(facts)
+        if encoded.any():
+            # The input has the same size; that it is the same is inferred.
+            kind = self._repeats(facts, self.encoded, encoded, _ENCODED_ONCE, passes_per_step=encoders)
+            return replace(kind, confidence="medium")
+        products, turns = projected_for_each_token(facts)
+        if products.any():
+            # Nothing writes another input; that the products read the old one is inferred.
+            kind = self._repeats(facts, self.keys, products, _PROJECTED_ONCE, passes_per_step=turns)
+            bound_ns = time_of(facts.program, products) + facts.own_idle_ns
+            return replace(kind, confidence="medium", bound_ns=bound_ns)
+        norms = normed_again(facts)
+        return self._repeats(facts, self.normed, norms, _FOLDED) if norms.any() else None
+
+    def _of_training(self, facts: Facts, backward: Bools) -> _Kind | None:
+        """Backward passes, forward work of the backward pass, or casts of weights."""
+        passes, count = passes_over_one_graph(facts)
+        if passes.any():
+            return self._repeats(facts, self.passes, passes, _ONE_PASS, backward_passes_per_step=count)
+        program = facts.program
+        forward, again = program.is_kernel & ~backward, self._forward_again(facts, backward)
+        too_few = again.sum() < self.least_share * forward.sum()
+        most_ns = self.most_share * time_of(program, program.is_kernel & backward)
+        if not too_few and time_of(program, again) <= most_ns:
+            return self._checkpoints(facts, again, forward) if again.any() else None
+        casts, sums, uses = cast_again(facts)
+        if not casts.any():
+            return None
+        kind = self._repeats(facts, self.cast, casts, _CAST_ONCE, weight_uses_per_step=uses)
+        bound_ns = time_of(program, casts | sums) + facts.own_idle_ns
+        return replace(kind, share=np.where(sums, self.wide_sums_share, kind.share), bound_ns=bound_ns)
+
+    def _of_picked_rows(self, facts: Facts) -> _Kind | None:
+        """Products of rows that were picked before."""
+        projected = projected_again(facts)
+        if projected is None:
+            return None
+        beside = time_beside(facts.program, projected.work, reach=2)
+        # Passes over the products can be made before rows are picked, or together with the pick.
+        freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
+        return _Kind(
+            self.projected,
+            projected.share,
+            np.zeros_like(projected.work),
+            {"picked_products_per_step": projected.products / facts.steps, "picked_rows_factor": projected.times},
+            _PICKED_LATER,
+            "medium",  # shapes tell the size of what a product reads, not which tensor it is
+            int(freed.sum()),
+        )
+
+    def _checkpoints(self, facts: Facts, again: Bools, forward: Bools) -> _Kind:
+        """A forward pass that runs again in the backward pass."""
+        less = bringing(_FEWER_CHECKPOINTS, facts.replayed(time=again / 2, calls=again / 2))
+        of_forward = min(int(again.sum()) / max(int(forward.sum()), 1), 1.0)
+        return self._repeats(facts, USUAL, again, (_NO_CHECKPOINTS, less), of_forward_share=of_forward)
+
+    def _repeats(
+        self, facts: Facts, variant: Variant, again: Bools, remedies: tuple[Remedy, ...], **evidence: float
+    ) -> _Kind:
+        """Work all of which goes away, with its pauses."""
+        evidence["repeated_per_step"] = int(again.sum()) / facts.steps
+        return _Kind(variant, again.astype(np.float64), again, evidence, remedies)
 
     def _forward_again(self, facts: Facts, backward: Bools) -> Bools:
         """Kernels of the backward pass in sequences that the forward pass of the same step launches as well."""
@@ -247,165 +308,41 @@ class Recomputation(StructureRule):
         return again
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, for the kind of repeated work that claims the time."""
-        growing = growing_passes(facts)
-        if growing is not None:
-            return self._growing_text(facts, claims, growing)
-        projected = self._projected(facts)
-        if projected is not None:
-            return self._picked_rows(facts, claims, projected)
-        if encoded_again(facts)[0].any():
-            return self._repeated_encoder(facts, claims)
-        if projected_for_each_token(facts)[0].any():
-            return self._repeated_keys(facts, claims)
-        if passes_over_one_graph(facts)[1] > 1:
-            return self._repeated_backward(facts, claims)
-        if (casts := self._casts(facts)) is not None:
-            return self._repeated_casts(facts, claims, casts)
-        if normed_again(facts).any():
-            return self._repeated_norms(facts, claims)
-        return self._checkpoints(facts, claims)
-
-    def _growing_text(self, facts: Facts, claims: Claims, growing: Growing) -> Finding | None:
-        """The finding on generation that runs all tokens again for each new one."""
+        """The finding, for the kind of repeated work."""
+        kind = self._kind(facts)
+        assert kind is not None
+        # The bookkeeping of checkpoints goes as well, which saves and restores random states.
+        claimed_and_idle_ns = claims.busy_ns(self.id) + facts.own_idle_ns
         return self.seen(
             facts,
             claims,
-            variant=self.growing,
-            confidence="high",
-            evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
-            bound_ns=time_of(facts.program, growing.share > 0) + facts.own_idle_ns,
-            remedies=_CACHED,
+            variant=kind.variant,
+            confidence=kind.confidence,
+            evidence=kind.evidence,
+            bound_ns=claimed_and_idle_ns if kind.bound_ns is None else kind.bound_ns,
+            remedies=kind.remedies,
         )
 
-    def _picked_rows(self, facts: Facts, claims: Claims, projected: ProjectionsOfGatheredRows) -> Finding | None:
-        """The finding on products of rows that were picked before."""
-        beside = time_beside(facts.program, projected.work, reach=2)
-        freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
-        return self.seen(
-            facts,
-            claims,
-            variant=self.projected,
-            confidence="medium",  # shapes tell the size of what a product reads, not which tensor it is
-            evidence={
-                "picked_products_per_step": projected.products / facts.steps,
-                "picked_rows_factor": projected.times,
-            },
-            # Passes over the products can be made before rows are picked, or together with the pick.
-            bound_ns=int(freed.sum()),
-            remedies=_PICKED_LATER,
-        )
 
-    def _repeated_encoder(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding on an encoder that runs for each token."""
-        _, encoders = encoded_again(facts)
-        return self.seen(
-            facts,
-            claims,
-            variant=self.encoded,
-            confidence="medium",  # the input has the same size; that it is the same is inferred
-            evidence={"passes_per_step": encoders, "repeated_per_step": self._repeated_per_step(facts)},
-            bound_ns=self._claimed_and_idle_ns(facts, claims),
-            remedies=_ENCODED_ONCE,
-        )
-
-    def _repeated_keys(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding on keys and values of an input that are made for each token."""
-        work, turns = projected_for_each_token(facts)
-        return self.seen(
-            facts,
-            claims,
-            variant=self.keys,
-            confidence="medium",  # nothing writes another input; that the products read the old one is inferred
-            evidence={"passes_per_step": turns, "repeated_per_step": self._repeated_per_step(facts)},
-            bound_ns=time_of(facts.program, work) + facts.own_idle_ns,
-            remedies=_PROJECTED_ONCE,
-        )
-
-    def _repeated_backward(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding on several backward passes over one forward pass."""
-        _, passes = passes_over_one_graph(facts)
-        return self.seen(
-            facts,
-            claims,
-            variant=self.passes,
-            confidence="high",
-            evidence={"repeated_per_step": self._repeated_per_step(facts), "backward_passes_per_step": passes},
-            bound_ns=self._claimed_and_idle_ns(facts, claims),
-            remedies=_ONE_PASS,
-        )
-
-    def _repeated_casts(self, facts: Facts, claims: Claims, casts: CastAgain) -> Finding | None:
-        """The finding on weights that are cast in each turn of a loop."""
-        return self.seen(
-            facts,
-            claims,
-            variant=self.cast,
-            confidence="high",
-            evidence={"repeated_per_step": self._repeated_per_step(facts), "weight_uses_per_step": casts.uses},
-            bound_ns=time_of(facts.program, casts.casts | casts.sums) + facts.own_idle_ns,
-            remedies=_CAST_ONCE,
-        )
-
-    def _repeated_norms(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding on weight norm in inference."""
-        return self.seen(
-            facts,
-            claims,
-            variant=self.normed,
-            confidence="high",
-            evidence={"repeated_per_step": self._repeated_per_step(facts)},
-            bound_ns=self._claimed_and_idle_ns(facts, claims),
-            remedies=_FOLDED,
-        )
-
-    def _checkpoints(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding on a forward pass that runs again in the backward pass."""
-        again = self._again(facts)
-        forward = facts.program.is_kernel & ~backward_work(facts)
-        return self.seen(
-            facts,
-            claims,
-            confidence="high",
-            evidence={
-                "repeated_per_step": self._repeated_per_step(facts),
-                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0),
-            },
-            # The bookkeeping of checkpoints goes as well, which saves and restores random states.
-            bound_ns=self._claimed_and_idle_ns(facts, claims),
-            remedies=(
-                Remedy(
-                    "Turn checkpointing off while memory is free",
-                    "model.gradient_checkpointing_disable()  # transformers 5.24: activation_checkpointing_disable()\n"
-                    "# timm: model.set_grad_checkpointing(False)\n"
-                    "# or no torch.utils.checkpoint around the blocks",
-                    "the second forward pass goes away; its activations stay in memory",
-                ),
-                bringing(
-                    Remedy(
-                        "Checkpoint less",
-                        "# every second block, or selectively, keeping products and attention:\n"
-                        "aten = torch.ops.aten\n"
-                        "ways = ('flash', 'efficient', 'cudnn')\n"
-                        "kept = [getattr(aten, f'_scaled_dot_product_{way}_attention').default for way in ways]\n"
-                        "kept += [aten.mm.default, aten.bmm.default]\n"
-                        "context_fn = functools.partial(create_selective_checkpoint_contexts, kept)\n"
-                        "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
-                        "every second block; in proportion to the recomputation saved",
-                    ),
-                    facts.replayed(time=again / 2, calls=again / 2),
-                ),
-            ),
-        )
-
-    def _repeated_per_step(self, facts: Facts) -> float:
-        """Kernels of a step that run again."""
-        return int(self._again(facts).sum()) / facts.steps
-
-    def _claimed_and_idle_ns(self, facts: Facts, claims: Claims) -> int:
-        """The claim, and all of the host's pauses."""
-        return claims.total_ns(self.id) + facts.own_idle_ns - claims.idle_ns(self.id)
-
+#: For a forward pass that runs again in the backward pass.
+_NO_CHECKPOINTS: Final = Remedy(
+    "Turn checkpointing off while memory is free",
+    "model.gradient_checkpointing_disable()  # transformers 5.24: activation_checkpointing_disable()\n"
+    "# timm: model.set_grad_checkpointing(False)\n"
+    "# or no torch.utils.checkpoint around the blocks",
+    "the second forward pass goes away; its activations stay in memory",
+)
+_FEWER_CHECKPOINTS: Final = Remedy(
+    "Checkpoint less",
+    "# every second block, or selectively, keeping products and attention:\n"
+    "aten = torch.ops.aten\n"
+    "ways = ('flash', 'efficient', 'cudnn')\n"
+    "kept = [getattr(aten, f'_scaled_dot_product_{way}_attention').default for way in ways]\n"
+    "kept += [aten.mm.default, aten.bmm.default]\n"
+    "context_fn = functools.partial(create_selective_checkpoint_contexts, kept)\n"
+    "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
+    "every second block; in proportion to the recomputation saved",
+)
 
 #: For several losses over one graph.
 _ONE_PASS: Final = (

@@ -22,7 +22,7 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Labels of passes that may handle each row of scores by itself, such as casts, a softmax and the largest of each.
 _BY_ROWS: Final = ("elementwise", "copy-cast", "softmax", "reduction", "gather-scatter", "sort-topk", "memset")
-#: Operators that make a view of a part of a tensor, without a kernel.
+#: Of `SLICES`, those that take one part along a dimension: others hand over all parts, or take from two dimensions.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
 
 

@@ -11,10 +11,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from warplens.analysis.frames import sums_between
+from warplens.analysis.kernel_names import PASSES
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.contractions import ONE_PRODUCT, TERMS, contracted
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import GAIN, PASSES, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, Finding, Remedy, Variant
 from warplens.diagnosis.norm_folding import folded
 from warplens.diagnosis.rule import Limit, bringing, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
@@ -282,7 +283,7 @@ class UnfusedChain(StructureRule):
                 share[making] = 1.0
                 if attention[product] and copies[making].all():
                     share[product] = self.repeated_heads_share
-        return share if self._take_enough(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if self._take_enough(facts, share > 0) else facts.no_share
 
     @remembered
     def _losses(self, facts: Facts) -> Float64s:
@@ -311,7 +312,7 @@ class UnfusedChain(StructureRule):
             of_kept = np.where(wide[over_scores], float(self.longest_saved_share), 0.0)
             share[over_scores] = np.where(kept, of_kept, 1.0)
         enough = time_of(program, share > 0) >= self.least_loss_share * facts.busy_ns
-        return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if enough else facts.no_share
 
     @remembered
     def _masks(self, facts: Facts) -> Float64s:
@@ -336,7 +337,7 @@ class UnfusedChain(StructureRule):
         elsewhere[after_counting] = False
         longest = program.own_ns[elsewhere].max(initial=0)
         share[after_counting[program.own_ns[after_counting] > longest]] = 1 - facts.steps / len(making)
-        return share if self._take_enough(facts, share > 0) else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if self._take_enough(facts, share > 0) else facts.no_share
 
     def _has_products(self, facts: Facts) -> bool:
         """Whether enough of the time goes into products."""
@@ -356,7 +357,7 @@ class UnfusedChain(StructureRule):
         share = folded(facts)
         saved_ns = facts.program.own_ns @ share
         enough = saved_ns >= self.least_folded_share * facts.busy_ns and self._share_of_limit(facts) < 1
-        return share if enough else np.broadcast_to(0.0, len(share))  # takes no memory
+        return share if enough else facts.no_share
 
     def _before_products(
         self, facts: Facts, which: Bools, least_ns: int = 0, *, over_memsets: bool = False
@@ -410,7 +411,7 @@ class UnfusedChain(StructureRule):
         """Gain of norms that are part of convolutions: neither they nor merged branches are launched."""
         share = self._folded(facts)
         gain = gain_of(facts, int(facts.program.own_ns @ share), on_gpu=True)
-        return facts.replayed(time=share, calls=share) or Gain(gain, gain, gain)
+        return facts.replayed(time=share, calls=share) or Gain.exactly(gain)
 
     def _gain_of_fused_loss(self, facts: Facts, claims: Claims, of_loss: Bools) -> Gain | None:
         """Gain of one pass for the loss; passes that go away completely are not launched either.
@@ -468,6 +469,7 @@ class UnfusedChain(StructureRule):
         narrow = self._narrow_before_fused(facts, claims, passes)
         cause = self._main_cause(facts, claims, passes, narrow)
         members = passes.members
+        casts_share = _casts_share(facts, members)
         return self.seen(
             facts,
             claims,
@@ -476,7 +478,7 @@ class UnfusedChain(StructureRule):
             evidence={
                 "chains_per_step": len(passes.chains) / facts.steps,
                 "passes_per_chain_factor": int(members.sum()) / len(passes.chains) if passes.chains else None,
-                "casts_share": _casts_share(facts, members),
+                "casts_share": casts_share,
             },
             bound_ns=self._removable_ns(facts),
             informs=cause.informs,
@@ -491,7 +493,7 @@ class UnfusedChain(StructureRule):
                 ),
                 self._fusing(facts, claims, passes, cause, narrow),
                 _with_fused_operators(facts, members),
-                _IN_16_BITS if _casts_share(facts, members) >= self.least_told_casts_share else None,
+                _IN_16_BITS if casts_share >= self.least_told_casts_share else None,
             ),
         )
 

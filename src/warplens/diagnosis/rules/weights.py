@@ -18,7 +18,7 @@ from warplens.diagnosis.rule import Limit, gain_of, remembered
 from warplens.diagnosis.rules.caches import GrowingCache
 from warplens.diagnosis.rules.kernels import BATCHES, filled_share
 from warplens.diagnosis.structure import Passes, StructureRule, time_of, turns_of_step
-from warplens.profile.schema import Bools, Float64s
+from warplens.profile.schema import Bools, Float64s, texts_where
 
 _QUANTIZED: Final = Remedy(
     "Quantize the weights",
@@ -118,11 +118,9 @@ class WeightBound(StructureRule):
         shapes = program.shapes() if facts.timeline.has_operators else None
         if shapes is None or shapes.null_count() == shapes.len():
             return self._by_name(facts, products)
-        texts = shapes.filter(pl.Series(products)).drop_nulls().unique().to_list()
-        few = [text for text in texts if 0 < _rows(text) <= self.rows]
-        by_shape = shapes.is_in(few).fill_null(value=False).to_numpy()
-        by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
-        return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
+        narrow = self._by_name(facts, products & shapes.is_null().to_numpy())
+        narrow[products] |= texts_where(shapes.filter(pl.Series(products)), lambda text: 0 < _rows(text) <= self.rows)
+        return narrow
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         claimed = claims.of_work(self.id).to_numpy() > 0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, OTHER
-from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.kernel_names import PASSES, PRODUCTS
 from warplens.analysis.prediction import CHANGES
 from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import USUAL, Finding, Remedy, Variant, ceiling, percent, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule, first_of, predicted
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.patterns import lazy_pattern
@@ -25,8 +25,9 @@ from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import Int64s, rows_named
 from warplens.profile.spelling import split_name
 
-#: Hidden time below this share of the window changes no ranking of causes.
-_HIDDEN_SHARE = 0.02
+#: Hidden time below this share of the window changes no ranking of causes, which are told from 2 % on
+#: (`raise_ceiling`). The note on hidden graphs goes by their share of the busy time (`quality.HIDDEN_SHARE`).
+_HIDDEN_SHARE: Final = 0.02
 
 
 class GraphOpaque(Rule):
@@ -236,17 +237,14 @@ class IncompleteProfile(Rule):
         worst = max(NOT_THE_HOST, key=facts.idle)
         shortened = predicted(facts, *CHANGES) >= facts.thresholds.raise_ceiling
         why = "no finding explains" if shortened else "no change that can be modelled shortens"
-        finding = self.described(
-            facts,
-            title=f"The GPU is idle for reasons that the profile names but cannot explain: mostly {NOT_THE_HOST[worst]}"
-            if facts.idle(worst)
-            else f"The GPU is idle while the host is busy, and {why} these pauses",
-            confidence="low",
-            gain=ceiling(facts.wall_ns, idle),
-            evidence={"unexplained_idle_ns": idle, **share},
-            remedies=(_RECORD_LESS,)
-            if worst == "profiler" and facts.idle(worst)
-            else (
+        if worst == "profiler" and facts.idle(worst):
+            refutes = "Record fewer things at once: if these pauses stay, the profiler does not cause them."
+            remedies: tuple[Remedy, ...] = (_RECORD_LESS,)
+        else:
+            refutes = (
+                "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
+            )
+            remedies = (
                 Remedy(
                     "Record which event each stream waits for",
                     f"{_RECAPTURE}\n# --gpu-metrics-devices=0 shows other programs on the GPU",
@@ -259,15 +257,18 @@ class IncompleteProfile(Rule):
                     f"at most {times(ceiling(facts.wall_ns, idle))}",
                     id="same-stream",
                 ),
-            ),
-        )
-        if finding.remedies == (_RECORD_LESS,):
-            refute = "Record fewer things at once: if these pauses stay, the profiler does not cause them."
-        else:
-            refute = (
-                "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
             )
-        return replace(finding, refute=refute)
+        return self.described(
+            facts,
+            title=f"The GPU is idle for reasons that the profile names but cannot explain: mostly {NOT_THE_HOST[worst]}"
+            if facts.idle(worst)
+            else f"The GPU is idle while the host is busy, and {why} these pauses",
+            variant=Variant(refutation=refutes),
+            confidence="low",
+            gain=ceiling(facts.wall_ns, idle),
+            evidence={"unexplained_idle_ns": idle, **share},
+            remedies=remedies,
+        )
 
 
 def unexplained_idle_ns(facts: Facts, claims: Claims) -> int:
@@ -407,6 +408,11 @@ class BelowRoof(Rule):
         "starting_share": "of the window, pauses in which queued work was about to start",
         "idle_ns_per_step": "pauses of a step",
     }
+    idle: ClassVar = Variant(
+        "The kernels of the GPU are near their roofs; what is left is its idle time",
+        refutation="Time the step without a profiler (torch.cuda.Event): if it is faster by the idle time, the "
+        "profiler made the pauses, and nothing is left to gain.",
+    )
     refutation = (
         "Collect counters of the kernels with the most time: if each is at 85 % of a roof, nothing is left to gain."
     )
@@ -445,15 +451,13 @@ class BelowRoof(Rule):
         return None if _is_idle(facts) else _above(facts).cast(pl.Int64).to_numpy()
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it and is not saturated."""
+        """The finding, if the window has it. `Saturated` is asked before."""
         occupied = facts.busy_ns + facts.idle("start-latency")
         wall = facts.wall_ns - facts.added_ns
         if not facts.wall_ns or occupied < facts.thresholds.quiet_busy_share * wall:
             return None
         if facts.own_ns_having("kind", "graph") > facts.thresholds.dominant_share * facts.wall_ns:
             return None  # `graph-opaque` applies; counters of the few kernels outside the graphs would not help
-        if Saturated().find(facts, claims) is not None:
-            return None
         known, is_idle = roof_known(facts), _is_idle(facts)
         above = _above(facts)
         names = kernel_names(facts, above)
@@ -468,13 +472,14 @@ class BelowRoof(Rule):
             "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
             "shows which roof limits each of them, and why",
         )
-        found = self.described(
+        return self.described(
             facts,
             title=first_of(
-                (is_idle, "The kernels of the GPU are near their roofs; what is left is its idle time"),
+                (is_idle, self.idle.title),
                 (known, "The GPU is busy but not near its roofs, and no single cause stands out"),
                 default="The GPU is busy; this profile does not show how near its kernels are to their roofs",
             ),
+            variant=self.idle if is_idle else USUAL,
             confidence="medium",
             evidence={
                 # Shares of the known part would look like shares of the whole.
@@ -495,13 +500,6 @@ class BelowRoof(Rule):
                 None if is_idle and facts.above_roof_share < self.worth_saying else counters,
             ),
         )
-        return replace(found, refute=_REFUTES_IDLE) if is_idle else found
-
-
-_REFUTES_IDLE: Final = (
-    "Time the step without a profiler (torch.cuda.Event): if it is faster by the idle time, the profiler made the "
-    "pauses, and nothing is left to gain."
-)
 
 
 #: From this share of the headroom on, idle time is what matters, and the kernels are near their roofs.

@@ -26,6 +26,7 @@ from warplens.report.document import (
     with_texts,
     yes_or_no,
 )
+from warplens.report.jsonout import named
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven, group_columns
 from warplens.studies.sweeps.numbers import AXES, LOST, POINTS, SweepNumbers, point_frame
@@ -345,14 +346,14 @@ def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
     sweep, confounding, model = numbers.sweep, numbers.confounding, numbers.breakeven
     return {
         "answer": answer(numbers),
-        **_fields(sweep, "workload environment axes baseline variant shared paired"),
-        **_fields(numbers, "level margin"),
+        **named(sweep, "workload environment axes baseline variant shared paired"),
+        **named(numbers, "level margin"),
         "rows": point_frame(numbers),
         "regimes": regime_frame(numbers.regimes, sweep.axes),
-        "anomalies": _fields(numbers.anomalies, "level untested tests"),
+        "anomalies": named(numbers.anomalies, "level untested tests"),
         "confounding": {
-            "found": [_fields(item, "settings kind text") for item in confounding.found],
-            **_fields(confounding, "axes unvaried"),
+            "found": [named(item, "settings kind text") for item in confounding.found],
+            **named(confounding, "axes unvaried"),
         },
         "crossovers": {axis: crossing_frame(lines) for axis, lines in numbers.crossovers.items() if lines},
         "no_crossovers": dict(numbers.no_crossovers),
@@ -360,15 +361,11 @@ def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
         if model is None
         else {
             "maximum": model.form.maximum,
-            **_fields(
+            **named(
                 model,
                 "size_unit groups median_error worst_error ratio_error usable reason level doubts missing parameters "
                 "forms thresholds",
             ),
         },
-        **_fields(numbers, "no_breakeven lost"),
+        **named(numbers, "no_breakeven lost"),
     }
-
-
-def _fields(result: object, names: str) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in names.split()}

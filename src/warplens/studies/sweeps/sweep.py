@@ -128,7 +128,7 @@ class ComparedPoint:
 
 
 def compared_points(
-    points: Sequence[Point], *, margin: float, level: float, unrepeated: str, seed: int = 0
+    points: Sequence[Point], *, margin: float, level: float, unrepeated: str
 ) -> tuple[ComparedPoint, ...]:
     """Compares the two sides of each point.
 
@@ -142,7 +142,7 @@ def compared_points(
         if point.durations is None:
             compared.append(ComparedPoint(point, None, point.lacking or unrepeated))
         else:
-            comparison = compare(*point.durations, margin=margin, level=level / repeated, seed=seed)
+            comparison = compare(*point.durations, margin=margin, level=level / repeated)
             compared.append(ComparedPoint(point, comparison, None))
     return tuple(compared)
 
@@ -195,11 +195,6 @@ class Replicates:
     def ratio(self) -> Float64s:
         """Log of variant / baseline, one per point: negative where the variant is faster."""
         return self.variant - self.baseline
-
-    @property
-    def ratio_draws(self) -> Float64s:
-        """`ratio` resampled: draws × points."""
-        return self.variant_draws - self.baseline_draws
 
 
 def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> Replicates:
