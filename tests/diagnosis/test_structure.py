@@ -2092,6 +2092,8 @@ TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_wa
     [
         ((), True),
         ((TF32_GEMM,) * 5, False),  # TF32 of products is a choice
+        ((*(TF32_GEMM,) * 5, FP32_GEMM), True),  # unless others have no TF32: they are convolutions of 1×1
+        ((*(TF32_GEMM,) * 15, FP32_GEMM), False),  # more than networks have for each other convolution
     ],
 )
 def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrower(
@@ -2103,7 +2105,7 @@ def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrow
             machine.launch(100 * US, LAYER_NORM)
             machine.launch(100 * US, ADD)
         for name in others:
-            machine.launch(700 * US, name)
+            machine.launch(700 * US if name == TF32_GEMM else 50 * US, name)
 
     diagnosis = verdict(step)
     assert (diagnosis.verdict == "precision") is found

@@ -419,13 +419,17 @@ class Precision(Rule):
     def _by_default(self, facts: Facts) -> Bools:
         """Convolutions in TF32 of a program without products in 16 bits, and the fp32 passes between them.
 
-        TF32 is PyTorch's default for convolutions, but not for matrix products: if these use it, it is deliberate.
+        TF32 is PyTorch's default for convolutions, but not for matrix products: if these use it, it is deliberate. If a
+        matrix product is in fp32, as that of a classifier, TF32 is off for them, and those in TF32 are convolutions
+        that the library computes as a matrix product (1×1).
         """
         program = facts.program
         tf32 = program.products & program.having("precision", "tf32")
         convolutions = tf32 & program.labelled("convolution")
-        convolutions_ns = time_of(program, convolutions)
-        deliberate = _narrow(facts).any() or 2 * convolutions_ns < time_of(program, tf32)
+        convolutions_ns, tf32_ns = time_of(program, convolutions), time_of(program, tf32)
+        if 4 * convolutions_ns >= tf32_ns and (off_tensor_cores(facts) & program.labelled("gemm")).any():
+            convolutions, convolutions_ns = tf32, tf32_ns
+        deliberate = _narrow(facts).any() or 2 * convolutions_ns < tf32_ns
         if deliberate or convolutions_ns < self.default_share * facts.busy_ns:
             return np.zeros(facts.work.height, dtype=np.bool_)
         return np.asarray(convolutions | (program.passes & program.having("precision", "fp32")), dtype=np.bool_)
