@@ -406,17 +406,7 @@ def _hidden(*sides: Side) -> Iterator[Note]:
 
 
 def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[Note]:
-    """Notes on unequal steps of a side, and on sides that may run different programs."""
-    for side in (baseline, variant):
-        if len(side.window.steps) < 2:
-            continue
-        counts = np.bincount(side.step_of_work, minlength=side.repeats)
-        if counts.max() - counts.min() > SAME_KERNELS_SHARE * max(float(np.median(counts)), 1.0):
-            text = (
-                f"{side.name}: its steps launch {counts.min()} to {counts.max()} pieces of work; a mean step "
-                "represents none of them"
-            )
-            yield Note("unequal-steps", NoteLevel.WARNING, text, "Choose a window of equal steps")
+    """A note on sides that may run different programs."""
     matched, likeness = kernels.matched_share, kernels.likeness
     if matched is None or any((side.work["kind"] == "graph").any() for side in (baseline, variant)):
         return

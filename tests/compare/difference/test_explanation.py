@@ -418,12 +418,3 @@ def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     notes = _notes(program([Launch(GEMM)]), _hidden([kernel(0, 1, SOFTMAX)]), "steady", "all")
     assert notes["hidden-graphs"] == NoteLevel.WARNING
     assert "few-matches" not in notes
-
-
-def test_unequal_steps_are_noted():
-    starts = (0, 10, 100, 200, 210, 220)
-    kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in starts]
-    api = [launch(start - 3, start - 1, start) for start in starts]
-    one = trace(kernels, api, [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)])
-    assert len(side(one).window.steps) > 1
-    assert "unequal-steps" in _notes(one, one)
