@@ -18,6 +18,7 @@ from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
+from warplens.diagnosis.facts import gather
 from warplens.diagnosis.program import Program
 
 SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
@@ -3018,6 +3019,20 @@ def test_a_sum_of_branches_that_begins_with_zero_is_told_without_shapes() -> Non
     finding = verdict(step).finding("unfused-chain")
     assert finding.remedies[0].action == FOLD
     assert finding.expected == pytest.approx(700 / 500, rel=0.03)
+
+
+def test_kernels_are_launched_alike_by_name_and_number_of_blocks() -> None:
+    """Not where the name's number and the grid add up to the same, of a grid as large as CUDA allows."""
+    machine = Machine()
+    launches = [(GELU, 7), (ADD, 7), (GELU, 7 + 1_000_003), (ADD, 7 + 1_000_003), (GELU, 2**31 - 1), (GELU, 7)]
+    for name, blocks in launches:
+        machine.launch(10 * US, name, grid=(blocks, 1, 1))
+    machine.copy(10 * US, 1_000, pinned=True)
+    timeline = Timeline(machine.trace())
+    program = gather(timeline, timeline.window("all")).program
+    numbers = program.launched_as(program.order).tolist()
+    assert numbers[-1] == -1
+    assert [numbers.index(number) for number in numbers] == [0, 1, 2, 3, 4, 0, 6]
 
 
 def test_the_cost_of_a_diagnosis_grows_with_its_work_not_with_its_steps_times_its_work(monkeypatch):
