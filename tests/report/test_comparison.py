@@ -24,8 +24,8 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.decisions import Comparison, Interval, compare, regression
 from warplens.compare.difference import Contribution
-from warplens.compare.host import Side
 from warplens.compare.shift import Samples
+from warplens.compare.side import Side
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts.bars import waterfall_chart

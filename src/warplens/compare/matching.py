@@ -13,8 +13,8 @@ import polars as pl
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.compare.host import Side
 from warplens.compare.places import RangePaths, range_paths
+from warplens.compare.side import Side
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.spelling import spelled_for_all_tools

@@ -22,8 +22,10 @@ from tests.analysis.builders import Row, copy, graph, kernel, launch, memset, nv
 from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
 from tests.compare.difference.programs import CALL, Launch, any_side, program, settled, side
 from warplens.compare.difference import Explanation, explanation, step_difference, wall_split
-from warplens.compare.host import LaunchChange, Side, launch_change
-from warplens.compare.places import comparability_notes, phase_changes, range_changes, range_paths
+from warplens.compare.host import LaunchChange, launch_change
+from warplens.compare.notes import comparability_notes
+from warplens.compare.places import phase_changes, range_changes, range_paths
+from warplens.compare.side import Side
 from warplens.compare.work import kernel_changes, transfer_changes
 from warplens.profile import Device, NoteLevel, Recorder, Trace
 
