@@ -153,7 +153,10 @@ def by_occurrence(number: Int64s, count: int) -> tuple[Int64s, Int64s]:
 
 
 def _codes(column: pl.Series) -> tuple[Int64s, int]:
-    """A code for each value, one of its own for null, and an upper bound of the codes. The array is a new one."""
+    """A code for each value, one of its own for null, and an upper bound of the codes.
+
+    The array is a new one, unless the bound is 1: then it may be a view of a single zero, which cannot be written to.
+    """
     zeros = np.broadcast_to(np.int64(0), column.len())  # takes no memory
     if column.null_count() == column.len():
         return zeros, 1
