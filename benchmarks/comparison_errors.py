@@ -30,9 +30,9 @@ import polars as pl
 
 import warplens
 from warplens.compare.decisions import compare, ratio_interval, regression
-from warplens.compare.host import Side, gpu_work_samples
 from warplens.compare.many import many_differences
 from warplens.compare.shift import Samples
+from warplens.compare.side import Side, gpu_work_samples
 from warplens.readers.measurements import read_measurements
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from warplens.analysis.frames import forget, once
+import polars as pl
+
+from warplens.analysis.frames import busiest, forget, once
 
 
 class Kept:
@@ -47,3 +49,17 @@ def test_results_may_be_added_and_forgotten_at_the_same_time() -> None:
         while not all(each.done() for each in asked):
             forget(kept, square)
     assert asked[0].result() + asked[1].result() == [number * number for number in range(10_000)]
+
+
+def test_of_equally_busy_processes_and_devices_the_first_is_taken() -> None:
+    work = pl.DataFrame(
+        {
+            "start_ns": [0, 0, 5, 10, 10],
+            "end_ns": [10, 4, 11, 20, 19],
+            "process": [7, 3, 3, 7, 3],
+            "device": [1, 0, 0, 0, 1],
+        }
+    )
+    assert busiest(work, "process", "device") == (3, 0)  # 10 ns, as (7, 0) and (7, 1)
+    assert busiest(work, "device") == (0,)  # 20 ns, 19 ns
+    assert busiest(work, "process") == (7,)  # 20 ns, 19 ns

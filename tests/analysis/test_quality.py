@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from tests.analysis.builders import (
     overhead,
     trace,
 )
+from tests.diagnosis.machine import ADD, US, Machine
 from warplens.analysis.quality import aborted_steps, quality_notes
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.timeline import Timeline
@@ -175,6 +177,46 @@ def test_steps_without_update_are_normal_where_gradients_accumulate():
     timeline = _training(*updating, *accumulating)
 
     assert aborted_steps(timeline, _window(0, 1, 2, 3)) == ()
+
+
+def _ahead(steps_ahead: int, updates: Callable[[int], bool], *, failing: int | None = None) -> Timeline:
+    """24 training steps whose host is so many steps ahead of the GPU.
+
+    Args:
+        updates: whether a step has an optimizer range.
+        failing: the place of a step whose optimizer range launches nothing.
+    """
+    machine, ends = Machine(), list[int]()
+    for step in range(24):
+        if step >= steps_ahead:
+            machine.host = max(machine.host, ends[step - steps_ahead] if steps_ahead else machine.gpu)
+        with machine.step():
+            with machine.range("forward"):
+                machine.launch(100 * US, times=10)
+            with machine.range("backward"):
+                machine.launch(100 * US, times=20)
+            if updates(step):
+                with machine.range("optimizer"):
+                    machine.launch(100 * US, ADD, times=0 if step == failing else 12)
+        ends.append(machine.gpu)
+    return Timeline(machine.trace())
+
+
+@pytest.mark.parametrize("every", [2, 4])
+@pytest.mark.parametrize("steps_ahead", range(4))
+def test_a_host_that_is_ahead_of_the_gpu_aborts_no_step_of_accumulated_gradients(steps_ahead, every):
+    timeline = _ahead(steps_ahead, lambda step: step % every == every - 1)
+
+    assert aborted_steps(timeline, timeline.window("steady")) == ()
+
+
+@pytest.mark.parametrize("steps_ahead", range(4))
+def test_the_step_whose_optimizer_ran_nothing_is_found_behind_a_host_that_is_ahead(steps_ahead):
+    timeline = _ahead(steps_ahead, lambda step: step == 13, failing=13)
+
+    (aborted,) = aborted_steps(timeline, timeline.window("steady"))
+
+    assert (aborted.step.index, aborted.reasons) == (14, ("its optimizer has no work on the GPU",))
 
 
 def test_inference_cannot_be_an_aborted_training_step():

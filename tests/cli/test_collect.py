@@ -248,6 +248,37 @@ def test_without_a_trace_the_light_report_chooses_the_kernels(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("words", "foreign"),
+    [
+        ("torch --tool nsys", "--tool (nsys, ncu)"),
+        ("torch --capture cuda-profiler", "--capture (nsys, ncu)"),
+        ("ncu --memory", "--memory (nsys, torch)"),
+        ("ncu --graphs graph", "--graphs (nsys)"),
+        ("torch --also osrt", "--also (nsys)"),
+        ("nsys --phase light", "--phase (ncu)"),
+        ("nsys --trace t.sqlite", "--trace (ncu)"),
+        ("torch --launches 0", "--launches (ncu)"),
+        ("nsys --kernel gemm", "--kernel (ncu)"),
+        ("nsys --target gemm", "--target (ncu)"),
+        ("torch --replay application", "--replay (ncu)"),
+        ("nsys --clocks base", "--clocks (ncu)"),
+        ("nsys --preset memory", "--preset (ncu)"),
+        ("nsys --set full", "--set (ncu)"),
+        ("nsys --section Occupancy", "--section (ncu)"),
+        ("nsys --metrics x", "--metrics (ncu)"),
+        ("nsys --steps 1,1,1", "--steps (torch)"),
+        ("ncu --no-shapes", "--no-shapes (torch)"),
+        ("nsys --stacks --steps 1,1,1 --modules", "--steps (torch), --stacks (torch), --modules (torch)"),
+    ],
+)
+def test_options_of_another_profiler_are_refused_in_one_line(words, foreign, warplens):
+    run = warplens("collect", *words.split(), "--dry-run", "--", "python", "x.py")
+
+    assert run.code == 2
+    assert run.err.splitlines() == [f"error: not for collect {words.split()[0]}: {foreign}"]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("nsys",),
@@ -258,8 +289,6 @@ def test_without_a_trace_the_light_report_chooses_the_kernels(tmp_path, monkeypa
         ("torch", "--", "./program"),
         ("torch", "--steps", "1,2", "--", "python", "x.py"),
         ("torch", "--steps", "1,1,0", "--", "python", "x.py"),
-        ("nsys", "--preset", "memory", "--", "./program"),
-        ("torch", "--also", "osrt", "--", "python", "x.py"),
         ("ncu", "--preset", "everything", "--", "./program"),
         ("ncu", "--kernel", "gemm(", "--", "./program"),
     ],

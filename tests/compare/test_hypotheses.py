@@ -12,7 +12,7 @@ from tests.analysis.random_traces import GEMM, US
 from tests.compare.difference.programs import Launch, program, side
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import step_difference
-from warplens.compare.host import Side
+from warplens.compare.side import Side
 from warplens.readers import read, read_counters
 from warplens.studies.reports.evidence import CLAIMS, hypotheses
 

@@ -15,6 +15,7 @@ from warplens.analysis.counters.speedoflight import OPCODES
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.diagnosis.checklist import STATES, Answer, checklist
+from warplens.profile import Device
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
 
@@ -91,6 +92,37 @@ def test_blocks_of_whole_warps_are_told_by_their_launches(threads: int, state: s
 
     assert found.state == state
     assert found.evidence["time_in_partial_warps_share"] == (threads % 32 != 0)
+
+
+SMS = {"H200": 132, "A100": 108, "T4": 40, "unknown": None}
+
+
+@pytest.mark.parametrize(
+    ("used", "unused", "smaller"),
+    [
+        (["H200"], ["A100"], None),
+        (["A100"], ["H200"], "A100"),
+        (["H200", "A100"], [], None),
+        (["A100", "H200"], ["T4"], None),
+        (["T4", "A100"], ["H200"], "A100"),  # the larger one of those that are used
+        (["A100", "unknown"], ["H200"], None),
+    ],
+)
+def test_a_larger_gpu_is_named_only_if_all_that_are_used_are_smaller(
+    used: list[str], unused: list[str], smaller: str | None
+) -> None:
+    devices = [
+        Device(ordinal=ordinal, name=f"NVIDIA {name}", sm_count=SMS[name])
+        for ordinal, name in enumerate([*used, *unused])
+    ]
+    kernels = [{**of_blocks(64, 1000), "device": ordinal, "correlation": ordinal + 1} for ordinal in range(len(used))]
+    calls = [b.launch(0, 10, ordinal + 1) for ordinal in range(len(used))]
+    found = answers(b.trace(kernels=kernels, api=calls, devices=devices))["GPU"]
+
+    assert found.state == ("to mend" if smaller else "in order")
+    assert found.evidence == {"gpus_used_count": len(used), "gpus_recorded_count": len(devices)}
+    if smaller:
+        assert found.then == f"a larger GPU than NVIDIA {smaller} is there: choose it with CUDA_VISIBLE_DEVICES"
 
 
 def test_one_stream_has_nothing_to_run_at_once() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import warplens
+from tests.analysis import builders
 from tests.diagnosis.programs import judged
 from tests.readers import kineto_traces as kineto
 from tests.readers.exports import THREAD, Export, global_tid
@@ -424,3 +425,11 @@ def test_autograd_has_a_thread_for_each_gpu(tmp_path: Path) -> None:
     facts = gather(timeline, timeline.window())
     backward = facts.work.filter(backward_work(facts)).group_by("device").len().sort("device")
     assert backward["len"].to_list() == [20 * STEPS, 20 * STEPS]
+
+
+def test_two_gpus_without_any_pause_have_a_diagnosis() -> None:
+    kernels = [builders.kernel(100, 10**6, device=device, correlation=device + 1) for device in (0, 1)]
+    calls = [builders.launch(50 * device, 50 * device + 10, device + 1) for device in (0, 1)]
+    found = judged(builders.trace(kernels, calls))
+    assert found.coverage.gpus == 2
+    assert found.coverage.idle_ns == 0

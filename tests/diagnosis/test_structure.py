@@ -18,6 +18,7 @@ from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
+from warplens.diagnosis.facts import gather
 from warplens.diagnosis.program import Program
 
 SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
@@ -1486,6 +1487,28 @@ def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) 
     assert "Freeze the table" in finding.refute
 
 
+@pytest.mark.parametrize("grids", [True, False])
+def test_scattered_rows_are_told_beside_gradients_that_cannot_be_judged(grids: bool) -> None:
+    """Without grids, how many rows of the gradient are used is unknown; with them, it is most."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=2)
+        machine.clear(220 * US)
+        machine.launch(50 * US, ADD_USED, grid=(1_500_000, 1, 1))
+        machine.launch(300 * US, PICK, times=3)
+        machine.launch(300 * US, PUT, times=2)
+        with machine.range("Optimizer.step#SGD.step"):
+            machine.launch(80 * US, SGD, grid=(400, 1, 1), times=10)
+
+    profile = record(step)
+    if not grids:
+        sizes = pl.col("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+        profile = replace(profile, kernels=profile.kernels.with_columns(pl.when(False).then(sizes)))
+    finding = judged(profile).finding("scattered-access")
+    assert finding.evidence["affected_ns"] == STEPS * 5 * 300 * US
+    assert "used_rows_share" not in finding.evidence
+
+
 def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:
     def step(machine: Machine) -> None:
         for _ in range(4):
@@ -2438,10 +2461,21 @@ def test_larger_batches_and_longer_inputs_are_no_text_without_a_cache(
     assert any("keys and values are not kept" in title for title in titles) is found
 
 
+def _with_turns(turn: Callable[[Machine, int], None], per_step: int) -> Diagnosis:
+    """What is said of steps of so many turns, which go on from step to step if each has one."""
+    machine = Machine()
+    for number in range(STEPS):
+        with machine.step():
+            for place in range(per_step):
+                turn(machine, number if per_step == 1 else place)
+    return judged(machine.trace())
+
+
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
         ("again", True),
+        ("a token per step", True),
         ("in another layout", True),  # keys and values are copied, which is for nothing as well
         ("after a wide pass", False),  # which may make another input
         ("no token", False),  # a loop over other rows of the same table
@@ -2456,63 +2490,65 @@ def test_products_over_an_input_that_stays_are_computed_again_for_each_token(kin
     wide = f"nvjet_sm90_tst_{'24' if kind == 'few rows' else '192'}x192_64x4_1x2_h_bz_coopB_bias_TNN"
     narrow = "nvjet_sm90_tst_24x64_64x16_4x2_h_bz_bias_TNN"
 
-    def step(machine: Machine) -> None:
-        for token in range(6):
-            if kind != "no token":
-                machine.launch(3 * US, PICK, grid=(128, 1, 1))
-            if kind == "new input":
-                machine.copy(5 * US, 1024, pinned=True)
-            for _ in range(layers - (kind == "not as often" and token == 3)):
-                if kind == "after a wide pass":
-                    machine.launch(50 * US, GELU, grid=(65_536, 1, 1))
-                machine.launch(800 * US, wide, grid=(132, 1, 1))
-                if kind == "in another layout":
-                    machine.launch(100 * US, DIRECT_COPY, grid=(65_536, 1, 1))
-                machine.launch(4 * US, LAYER_NORM, grid=(128, 1, 1))
-                machine.launch(5 * US, narrow, grid=(88, 1, 1))
-                machine.launch(120 * US, FLASH, grid=(2_048, 1, 1))
-                machine.launch(5 * US, narrow, grid=(88, 1, 1))
-            machine.launch(3 * US, ARGMAX, grid=(128, 1, 1))
+    def turn(machine: Machine, token: int) -> None:
+        if kind != "no token":
+            machine.launch(3 * US, PICK, grid=(128, 1, 1))
+        if kind == "new input":
+            machine.copy(5 * US, 1024, pinned=True)
+        for _ in range(layers - (kind == "not as often" and token == 3)):
+            if kind == "after a wide pass":
+                machine.launch(50 * US, GELU, grid=(65_536, 1, 1))
+            machine.launch(800 * US, wide, grid=(132, 1, 1))
+            if kind == "in another layout":
+                machine.launch(100 * US, DIRECT_COPY, grid=(65_536, 1, 1))
+            machine.launch(4 * US, LAYER_NORM, grid=(128, 1, 1))
+            machine.launch(5 * US, narrow, grid=(88, 1, 1))
+            machine.launch(120 * US, FLASH, grid=(2_048, 1, 1))
+            machine.launch(5 * US, narrow, grid=(88, 1, 1))
+        machine.launch(3 * US, ARGMAX, grid=(128, 1, 1))
 
-    finding = verdict(step).finding("recomputation")
+    finding = _with_turns(turn, per_step=1 if kind == "a token per step" else 6).finding("recomputation")
     assert (finding is not None) is found
     if finding is not None:
         wide_us = 900 if kind == "in another layout" else 800
         assert finding.title.startswith("Products over an input that stays")
-        assert finding.evidence["passes_per_step"] == 6
+        assert finding.evidence["passes_per_step"] == (1 if kind == "a token per step" else 6)
         others = 6 * (3 * 134 + 6)
         assert finding.expected == pytest.approx((18 * wide_us + others) / (3 * wide_us + others), rel=0.03)
         assert finding.bound >= finding.expected
 
 
-@pytest.mark.parametrize("kind", ["again", "new input", "one token", "no text"])
+@pytest.mark.parametrize("kind", ["again", "a token per step", "new input", "one token", "no text"])
 def test_an_encoder_whose_input_stays_while_a_text_grows_is_run_again(kind: str) -> None:
     """Not where the host sends something new, where nothing grows, or where the text keeps its size."""
 
-    def step(machine: Machine) -> None:
-        for token in range(6):
-            if kind == "new input":
-                machine.copy(20 * US, 1_000_000, pinned=True)
-            for _ in range(6):  # layers of the encoder
-                machine.launch(20 * US, LAYER_NORM, grid=(512, 1, 1))
-                machine.launch(60 * US)
-                machine.launch(20 * US, GELU, grid=(2_048, 1, 1))
-                machine.launch(60 * US)
-                machine.launch(20 * US, ADD, grid=(1_024, 1, 1))
-            for _ in range(2 if kind != "no text" else 0):  # and of the decoder
-                tokens = token + 1 if kind != "one token" else 1
-                machine.launch(5 * US, LAYER_NORM, grid=(16 * tokens, 1, 1))
-                machine.launch(5 * US)
-                machine.launch(5 * US, GELU, grid=(64 * tokens, 1, 1))
-                machine.launch(5 * US)
-                machine.launch(5 * US, ADD, grid=(32 * tokens, 1, 1))
+    def turn(machine: Machine, token: int) -> None:
+        if kind == "new input":
+            machine.copy(20 * US, 1_000_000, pinned=True)
+        for _ in range(6):  # layers of the encoder
+            machine.launch(20 * US, LAYER_NORM, grid=(512, 1, 1))
+            machine.launch(60 * US)
+            machine.launch(20 * US, GELU, grid=(2_048, 1, 1))
+            machine.launch(60 * US)
+            machine.launch(20 * US, ADD, grid=(1_024, 1, 1))
+        for _ in range(2 if kind != "no text" else 0):  # and of the decoder
+            tokens = token + 1 if kind != "one token" else 1
+            machine.launch(5 * US, LAYER_NORM, grid=(16 * tokens, 1, 1))
+            machine.launch(5 * US)
+            machine.launch(5 * US, GELU, grid=(64 * tokens, 1, 1))
+            machine.launch(5 * US)
+            machine.launch(5 * US, ADD, grid=(32 * tokens, 1, 1))
 
-    found = verdict(step)
-    assert (found.verdict == "recomputation") is (kind == "again")
-    if kind == "again":
+    per_step = 1 if kind == "a token per step" else 6
+    found = _with_turns(turn, per_step)
+    again = kind in ("again", "a token per step")
+    assert (found.verdict == "recomputation") is again
+    if again:
         first = found.findings[0]
         assert first.title.startswith("The encoder runs again")
-        assert first.evidence["repeated_per_step"] == 5 * 30
+        assert first.evidence["passes_per_step"] == per_step
+        # All passes but one: of each step, or of all six.
+        assert first.evidence["repeated_per_step"] == 5 * 30 * per_step / 6
         # One of six passes of 1,080 µs is left, beside six of 50 µs.
         assert first.expected == pytest.approx((6 * 1_080 + 6 * 50) / (1_080 + 6 * 50), rel=0.05)
 
@@ -3014,6 +3050,20 @@ def test_a_sum_of_branches_that_begins_with_zero_is_told_without_shapes() -> Non
     finding = verdict(step).finding("unfused-chain")
     assert finding.remedies[0].action == FOLD
     assert finding.expected == pytest.approx(700 / 500, rel=0.03)
+
+
+def test_kernels_are_launched_alike_by_name_and_number_of_blocks() -> None:
+    """Not where the name's number and the grid add up to the same, of a grid as large as CUDA allows."""
+    machine = Machine()
+    launches = [(GELU, 7), (ADD, 7), (GELU, 7 + 1_000_003), (ADD, 7 + 1_000_003), (GELU, 2**31 - 1), (GELU, 7)]
+    for name, blocks in launches:
+        machine.launch(10 * US, name, grid=(blocks, 1, 1))
+    machine.copy(10 * US, 1_000, pinned=True)
+    timeline = Timeline(machine.trace())
+    program = gather(timeline, timeline.window("all")).program
+    numbers = program.launched_as(program.order).tolist()
+    assert numbers[-1] == -1
+    assert [numbers.index(number) for number in numbers] == [0, 1, 2, 3, 4, 0, 6]
 
 
 def test_the_cost_of_a_diagnosis_grows_with_its_work_not_with_its_steps_times_its_work(monkeypatch):

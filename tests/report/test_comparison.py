@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
@@ -16,14 +17,15 @@ from tests import shipped
 from tests.compare.difference.programs import Launch, program
 from tests.compare.difference.programs import side as costed_side
 from tests.diagnosis import programs
+from tests.diagnosis.machine import ADD, US, Machine
 from tests.diagnosis.programs import record
 from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.decisions import Comparison, Interval, compare, regression
 from warplens.compare.difference import Contribution
-from warplens.compare.host import Side
 from warplens.compare.shift import Samples
+from warplens.compare.side import Side
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts.bars import waterfall_chart
@@ -359,6 +361,41 @@ def test_what_cannot_be_compared_has_no_verdict(paradox):
     alone = replace(stopped, code="steps-on-one-side")
     assert len(step_answer(replace(paradox, notes=(alone,)))) == 1
     assert "Not comparable" in render_markdown(step_document(replace(paradox, notes=(stopped,))))
+
+
+def _training(updates: Callable[[int], bool], window: str) -> TraceFiles:
+    """Twelve steps of 30 kernels, some with 12 more, as a side."""
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            with machine.range("forward"):
+                machine.launch(40 * US, times=10)
+            with machine.range("backward"):
+                machine.launch(40 * US, times=20)
+            if updates(number):
+                with machine.range("optimizer"):
+                    machine.launch(40 * US, ADD, times=12)
+            machine.wait()
+    timeline = Timeline(machine.trace())
+    part = timeline.window(window)
+    return TraceFiles.of("side", [Side("side", timeline, part)], [quality_notes(timeline, part)])
+
+
+@pytest.mark.parametrize(
+    ("updates", "window", "steps", "noted"),
+    [
+        (lambda _: True, "steady", 12, []),
+        (lambda number: number % 4 == 3, "steady", 12, ["steps-in-turn INFO"]),
+        (lambda number: number % 4 == 3, "1us:16ms", 10, ["steps-in-turn WARNING"]),
+        (lambda number: number in (2, 3, 7, 8, 10), "steady", 12, ["unequal-steps WARNING"]),
+    ],
+)
+def test_how_steps_differ_is_told_of_each_side_as_of_its_file(updates, window, steps, noted):
+    side = _training(updates, window)
+    assert len(side.typical.window.steps) == steps
+    notes = compare_steps(side, side, margin=0.02, level=0.05).notes
+    told = [f"{note.code} {note.level.name}" for note in notes if note.code in ("steps-in-turn", "unequal-steps")]
+    assert told == 2 * noted
 
 
 def test_kernels_have_not_gone_for_certain_where_a_side_has_no_gpu_work():

@@ -92,6 +92,16 @@ def select_rows(rows: pl.DataFrame, mask_or_series: Bools | pl.Series) -> pl.Dat
     return rows.slice(first, count) if mask[first : first + count].all() else rows.filter(pl.Series(mask))
 
 
+def busiest(work: pl.DataFrame, *columns: str) -> tuple[int, ...]:
+    """The values of these columns, such as process and device, whose work takes most time; of equals the smallest.
+
+    Args:
+        work: rows with `start_ns` and `end_ns`, at least one.
+    """
+    busy = work.group_by(columns).agg(duration_ns().sum().alias("busy_ns"))
+    return busy.sort(-pl.col("busy_ns"), *columns).row(0)[:-1]
+
+
 def all_equal(column: pl.Series, value: int | None = None) -> bool:
     """Whether all rows hold one value (`value`, if given) and none is null; False where there are no rows."""
     if not column.len() or column.null_count():
@@ -143,7 +153,10 @@ def by_occurrence(number: Int64s, count: int) -> tuple[Int64s, Int64s]:
 
 
 def _codes(column: pl.Series) -> tuple[Int64s, int]:
-    """A code for each value, one of its own for null, and an upper bound of the codes. The array is a new one."""
+    """A code for each value, one of its own for null, and an upper bound of the codes.
+
+    The array is a new one, unless the bound is 1: then it may be a view of a single zero, which cannot be written to.
+    """
     zeros = np.broadcast_to(np.int64(0), column.len())  # takes no memory
     if column.null_count() == column.len():
         return zeros, 1

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import launches_graph
-from warplens.analysis.frames import all_equal, duration_ns, number, numbered, once, select_rows, spread
+from warplens.analysis.frames import all_equal, busiest, duration_ns, number, numbered, once, select_rows, spread
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
@@ -202,8 +202,7 @@ def counts_of_steps(work: pl.DataFrame, window: Window) -> Int64s:
     if not window.steps:
         return np.empty(0, dtype=np.int64)
     if work["process"].n_unique() > 1:
-        busiest = work.group_by("process").agg(duration_ns().sum().alias("busy_ns")).sort(["busy_ns", "process"])
-        work = work.filter(pl.col("process") == busiest["process"][-1])
+        work = work.filter(pl.col("process") == busiest(work, "process")[0])
     counts: Int64s = np.diff(np.searchsorted(work["start_ns"].to_numpy(), np.stack(window.step_edges[1:])), axis=0)[0]
     return counts
 

@@ -75,8 +75,8 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     updates_usually = timeline.steps.cycle == 1 and bool(updating.mean() > _USUAL)
     usual_update = updates_usually and len(begins["optimizer"]) > 0
     begins[_OUT_OF_MEMORY] = out_of_memory_ns(timeline)
-    step_edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
-    happens_in = {part: np.diff(np.searchsorted(when, step_edges), axis=1)[:, 0] > 0 for part, when in begins.items()}
+    edges = _edges_on_host(timeline, steps)
+    happens_in = {part: np.diff(np.searchsorted(when, edges), axis=1)[:, 0] > 0 for part, when in begins.items()}
     aborted = []
     for row_number, (step, times) in enumerate(zip(steps, phase_times.iter_rows(named=True), strict=True)):
         reasons = [*_reasons(times, {part for part, begun in happens_in.items() if begun[row_number]}, usual_update)]
@@ -85,6 +85,19 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
         if reasons:
             aborted.append(AbortedStep(step, tuple(reasons)))
     return tuple(aborted)
+
+
+def _edges_on_host(timeline: Timeline, steps: Sequence[Step]) -> Int64s:
+    """Begin and end of each step on the host, shape (steps, 2).
+
+    Where the host runs ahead, a step begins with its first work on the GPU; on the host, with the launch of that work.
+    """
+    edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
+    starts = timeline.work["start_ns"]
+    begun_ns = np.append(starts.to_numpy(), -1)
+    launched_ns = np.append(timeline.work["launch_start_ns"].fill_null(starts).to_numpy(), -1)
+    first = np.searchsorted(begun_ns[:-1], edges)
+    return np.where(begun_ns[first] == edges, launched_ns[first], edges)
 
 
 def out_of_memory_ns(timeline: Timeline) -> Int64s:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import API_KIND, api_kinds
-from warplens.analysis.frames import duration_ns, once
+from warplens.analysis.frames import busiest, once
 from warplens.analysis.hostpace import ALLOCATION, BLOCKING_COPY, STALL_MIN_NS, SYNCHRONIZATION, HostCalls
 from warplens.analysis.intervals import Intervals, measure_before
 from warplens.analysis.replay import (
@@ -80,8 +80,7 @@ def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | 
     work = timeline.work_in(window)
     if not work.height or work["api_row"].null_count() > (1 - _MIN_KNOWN_SHARE) * work.height:
         return None
-    busy = work.group_by("process", "device").agg(duration_ns().sum().alias("busy"))
-    process, device = busy.sort(["busy", "process", "device"], descending=[True, False, False]).row(0)[:2]
+    process, device = busiest(work, "process", "device")
     if any(gpu.device == device for gpu in shared_gpus(timeline, window)):
         return None
     of_busiest = (pl.col("process") == process) & (pl.col("device") == device)

@@ -24,6 +24,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import busiest
 from warplens.analysis.repetition import (
     ALIKE_TOLERANCE,
     LEAST_STRUCTURE,
@@ -457,9 +458,8 @@ def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -
     ops = work.filter(pl.col("kind").is_in(kinds))
     if not ops.height:
         return ops.with_columns(pl.lit(0, dtype=pl.Int64).alias("code"))
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    busiest = ops.group_by("process", "device").agg(duration.sum().alias("t")).sort("t", "process", "device")
-    ops = ops.filter((pl.col("process") == busiest["process"][-1]) & (pl.col("device") == busiest["device"][-1]))
+    process, device = busiest(ops, "process", "device")
+    ops = ops.filter(pl.col("process") == process, pl.col("device") == device)
     kernels = trace.kernels["full_name"].to_physical().cast(pl.Int64).to_numpy()
     directions = trace.copies["direction"].to_physical().cast(pl.Int64).to_numpy()
     # Kernels by name, graphs by number, copies by direction; the ranges of the codes lie apart.

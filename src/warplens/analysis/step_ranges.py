@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import busiest
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Rhythm, StepCandidates
@@ -311,9 +312,8 @@ def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) ->
     strayed = np.searchsorted(first, start, side="right") - 1 != step
     if duration[strayed].sum() <= _STRAYED_SHARE * duration.sum():
         return first
-    streams = work.select("device", "stream", pl.Series("duration", duration)).with_row_index()
-    busiest = streams.group_by("device", "stream").agg(pl.col("duration").sum()).sort("duration", "device", "stream")
-    rows = streams.join(busiest.tail(1).select("device", "stream"), on=["device", "stream"])["index"].to_numpy()
+    device, stream = busiest(work, "device", "stream")
+    rows = np.flatnonzero(work.select((pl.col("device") == device) & (pl.col("stream") == stream)).to_series())
     begins = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(begins, step[rows], start[rows])
     in_order = len(np.unique(step[rows])) == len(first) and bool(np.all(np.diff(begins) > 0))

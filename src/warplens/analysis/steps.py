@@ -237,17 +237,17 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     outside = tuple(_left_out(trace, steps, bounds, launch_starts, interrupted))
     return StepSearch(
         steps,
-        steps[bounds.first : bounds.stop],
-        source,
-        candidates.name,
-        how,
-        candidates.rhythms,
-        outside,
-        longer.period,
-        steps[:begin] + steps[end:],
-        candidates.without_work if work.height else 0,
-        pauses,
-        told,
+        steady=steps[bounds.first : bounds.stop],
+        source=source,
+        name=candidates.name,
+        how=how,
+        rhythms=candidates.rhythms,
+        left_out=outside,
+        cycle=longer.period,
+        unrecorded=steps[:begin] + steps[end:],
+        without_work=candidates.without_work if work.height else 0,
+        pauses=pauses,
+        interruptions=told,
     )
 
 

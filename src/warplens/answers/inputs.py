@@ -26,7 +26,7 @@ from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 
 if TYPE_CHECKING:
-    from warplens.compare.host import Side
+    from warplens.compare.side import Side
     from warplens.report.comparison.numbers import TraceFiles
 
 #: Profiles of a folder that are named in an error message.
@@ -291,7 +291,7 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
         MissingDataError: a step, or the window without steps, takes no time.
     """
     # Imported here, since commands on one profile do not need them.
-    from warplens.compare.host import Side
+    from warplens.compare.side import Side
     from warplens.report.comparison.numbers import TraceFiles
 
     files, notes = [], []
@@ -353,7 +353,7 @@ def _same_recording(before: Side, after: Side) -> bool:
 
 def _check_times(side: Side, source: str) -> None:
     """Check that steps, or the window without steps, have a duration."""
-    from warplens.compare.host import step_samples
+    from warplens.compare.side import step_samples
 
     try:
         step_samples(side)

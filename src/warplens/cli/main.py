@@ -156,7 +156,7 @@ class LazyGroup(_PlainGroup):
                 formatter.write_dl([(command.name, command.summary) for command in commands])
 
     def main(self, args: Any = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> Any:
-        """Run the program and exit; see `edge` for the exit codes."""
+        """Run the program and exit; see `process` for the exit codes."""
         words = _with_command(list(sys.argv[1:] if args is None else args))
         extra["standalone_mode"] = False  # errors are raised, instead of being printed by Typer
         run = super().main

@@ -11,8 +11,10 @@ import polars as pl
 from warplens.analysis.intervals import total, union
 from warplens.analysis.timebudget import TimeBudget, budgets_within, time_budgets
 from warplens.compare import SIDES
-from warplens.compare.host import ISSUE_CAUSES, LaunchChange, Side, launch_change
-from warplens.compare.places import comparability_notes, phase_changes, range_changes
+from warplens.compare.host import ISSUE_CAUSES, LaunchChange, launch_change
+from warplens.compare.notes import comparability_notes
+from warplens.compare.places import phase_changes, range_changes
+from warplens.compare.side import Side
 from warplens.compare.work import KernelChanges, WorkChange, kernel_changes, transfer_changes, work_change
 from warplens.profile import Note
 from warplens.profile.columns import PART_GROUPS, column, table

@@ -13,8 +13,8 @@ import polars as pl
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.compare.host import Side
 from warplens.compare.places import RangePaths, range_paths
+from warplens.compare.side import Side
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.spelling import spelled_for_all_tools
@@ -245,7 +245,7 @@ class _Codes:
 
     def __init__(self, baseline: Slots, variant: Slots) -> None:
         self._cut = baseline.kinds.height
-        self._kinds = pl.concat([_with_place_name(baseline), _with_place_name(variant)])
+        self._kinds = pl.concat([_comparable(baseline), _comparable(variant)])
         # Two kernels of unknown category are not alike.
         self.has_category = self._split((self._kinds["category"] != OTHER).to_numpy())
 
@@ -258,10 +258,10 @@ class _Codes:
         return values[: self._cut], values[self._cut :]
 
 
-def _with_place_name(slots: Slots) -> pl.DataFrame:
-    """The kinds with two texts to compare between sides: `place_name`, the path of ranges, and `role`, the short name.
+def _comparable(slots: Slots) -> pl.DataFrame:
+    """The kinds with what compares between sides: `place_name`, the path of ranges, and `role`, the short name.
 
-    Products all have one role, since their names depend on sizes and number formats.
+    Products all have one role, since their names depend on sizes and number formats. Sizes that are unknown are −1.
     """
     names = pl.Series("place_name", ["\x1f".join(path) for path in slots.places.paths], dtype=pl.String)
     role = pl.when(pl.col("category").is_in(PRODUCTS)).then(pl.lit("product")).otherwise(pl.col("name").cast(pl.String))

@@ -181,7 +181,7 @@ def power(
     from scipy import special
 
     if error <= 0:
-        return 1.0, float(difference < limit)
+        return float(difference != 0), float(abs(difference) < limit)
     shares = (_NODES + 1) / 2
     half_width = widened * t_quantile(level, freedom) * np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
     distance, bound = abs(difference) / error, limit / error

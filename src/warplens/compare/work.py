@@ -14,13 +14,13 @@ from warplens.analysis.work.catalogue import operator_work
 from warplens.compare import SIDES
 from warplens.compare.matching import MATCHES, Likeness, Matching, Slots, likeness, match_slots, slots_of
 from warplens.compare.places import SEPARATOR
+from warplens.compare.side import Side
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.trace import LAUNCH_SIZE
 
 if TYPE_CHECKING:
     from warplens.compare.difference import SideWall, WallSplit
-    from warplens.compare.host import Side
 
 
 _KINDS: Final = ("kept", "changed", "added", "removed")

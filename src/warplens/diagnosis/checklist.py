@@ -426,11 +426,12 @@ def _right_gpu(checked: Checked) -> Answer:
     if not checked.launches.height or checked.timeline is None or checked.window is None or not checked.devices:
         return Answer("cannot tell", then="nvidia-smi  # with the name of the GPU and who uses it")
     used = set(checked.timeline.devices_in(checked.window))
-    largest = max((device.sm_count or 0) for device in checked.devices.values())
     evidence = {"gpus_used_count": len(used), "gpus_recorded_count": len(checked.devices)}
-    small = [device.name for ordinal, device in checked.devices.items() if ordinal in used and device.sm_count]
-    if any((checked.devices[ordinal].sm_count or largest) < largest for ordinal in used if ordinal in checked.devices):
-        then = f"a larger GPU than {small[0]} is there: choose it with CUDA_VISIBLE_DEVICES" if small else None
+    largest = max((device.sm_count or 0) for device in checked.devices.values())
+    # A GPU of unknown size may be the largest.
+    sizes = {device.sm_count or largest: device.name for ordinal, device in checked.devices.items() if ordinal in used}
+    if sizes and max(sizes) < largest:
+        then = f"a larger GPU than {sizes[max(sizes)]} is there: choose it with CUDA_VISIBLE_DEVICES"
         return Answer("to mend", evidence, "launches", 1.0, then)
     return Answer("in order", evidence, "launches", 1.0)
 

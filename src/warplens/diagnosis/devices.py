@@ -164,5 +164,5 @@ def split_causes(causes: Mapping[str, Spent], lengths: Int64s, found: Sequence[S
         share, rest = of_first / np.maximum(before, 1), (waited - of_first) / np.maximum(lengths - before, 1)
         moved = {cause: spent.times(share if cause in first else rest) for cause, spent in causes.items() if spent}
         apart |= {cause: apart[cause].plus(spent, -1) for cause, spent in moved.items()}
-        apart[id_] = reduce(Spent.plus, moved.values())
+        apart[id_] = reduce(Spent.plus, moved.values(), Spent.none(len(lengths)))
     return apart

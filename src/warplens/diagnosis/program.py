@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import running_sum
+from warplens.analysis.frames import numbered, running_sum
 from warplens.analysis.headroom import names
 from warplens.analysis.intervals import edges_until
 from warplens.analysis.kernel_names import PRODUCTS
@@ -368,11 +368,13 @@ class Program:
 
     def launched_as(self, rows: Int64s) -> Int64s:
         """A number for each of these pieces: equal for kernels of the same full name and number of blocks."""
-        kinds = self.facts.timeline.launch_kinds.table
-        keys = kinds["full_name"].to_physical().to_numpy().astype(np.int64) * 1_000_003
-        keys += kinds["blocks"].fill_null(0).to_numpy()
-        of_rows: Int64s = np.append(keys, -1)[self._launch_kind[rows]]
+        of_rows: Int64s = np.append(self._launch_keys, -1)[self._launch_kind[rows]]
         return of_rows
+
+    @cached_property
+    def _launch_keys(self) -> Int64s:
+        """A number for each row of `LaunchKinds.table`: equal for the same full name and number of blocks."""
+        return numbered(self.facts.timeline.launch_kinds.table, ("full_name", "blocks"))[1]
 
     @cached_property
     def thread(self) -> Int32s:

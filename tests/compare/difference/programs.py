@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import call, kernel, launch, nvtx, trace
 from tests.analysis.random_traces import GEMM, US, any_trace
 from warplens.analysis.timeline import Timeline
-from warplens.compare.host import Side
+from warplens.compare.side import Side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

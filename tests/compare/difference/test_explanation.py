@@ -22,8 +22,10 @@ from tests.analysis.builders import Row, copy, graph, kernel, launch, memset, nv
 from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
 from tests.compare.difference.programs import CALL, Launch, any_side, program, settled, side
 from warplens.compare.difference import Explanation, explanation, step_difference, wall_split
-from warplens.compare.host import LaunchChange, Side, launch_change
-from warplens.compare.places import comparability_notes, phase_changes, range_changes, range_paths
+from warplens.compare.host import LaunchChange, launch_change
+from warplens.compare.notes import comparability_notes
+from warplens.compare.places import phase_changes, range_changes, range_paths
+from warplens.compare.side import Side
 from warplens.compare.work import kernel_changes, transfer_changes
 from warplens.profile import Device, NoteLevel, Recorder, Trace
 
@@ -418,12 +420,3 @@ def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     notes = _notes(program([Launch(GEMM)]), _hidden([kernel(0, 1, SOFTMAX)]), "steady", "all")
     assert notes["hidden-graphs"] == NoteLevel.WARNING
     assert "few-matches" not in notes
-
-
-def test_unequal_steps_are_noted():
-    starts = (0, 10, 100, 200, 210, 220)
-    kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in starts]
-    api = [launch(start - 3, start - 1, start) for start in starts]
-    one = trace(kernels, api, [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)])
-    assert len(side(one).window.steps) > 1
-    assert "unequal-steps" in _notes(one, one)

@@ -14,8 +14,8 @@ from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.ranges import range_statistics
 from warplens.compare.difference import Explanation, StepDifference, explanation, step_difference
-from warplens.compare.host import Side
 from warplens.compare.many import many_differences
+from warplens.compare.side import Side
 
 PLANTED = Path(__file__).resolve().parents[3] / "data" / "planted"
 TRACES = next(

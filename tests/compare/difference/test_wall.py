@@ -14,7 +14,7 @@ from tests.compare.difference.programs import CALL, LATENCY, Launch, any_side, p
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.compare.difference import wall_split
-from warplens.compare.host import Side, gpu_work_samples, step_samples
+from warplens.compare.side import Side, gpu_work_samples, step_samples
 
 
 def _changes(baseline: Side, variant: Side) -> dict[str, Fraction]:

@@ -157,7 +157,14 @@ def test_power_holds_where_the_library_gives_none():
     # Why `stats.nct` is not used: its far tail is NaN, though the difference is certain to show.
     assert any(math.isnan(stats.nct.cdf(-t_quantile(0.05, freedom), freedom, 12.0)) for freedom in (5.5, 14, 400, 1e6))
     assert all(power(12.0, 1.0, 1.0, freedom, 0.05)[0] > 0.999 for freedom in (5.5, 14, 400, 1e6))
-    assert power(0.5, 1.0, 0.0, 4, 0.05) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("difference", "excludes", "within"),
+    [(0.5, True, True), (-0.5, True, True), (2.0, True, False), (-2.0, True, False), (0.0, False, True)],
+)
+def test_an_exact_estimate_is_an_interval_of_one_point(difference, excludes, within):
+    assert power(difference, 1.0, 0.0, 4, 0.05) == (excludes, within)
 
 
 def test_a_variance_of_few_degrees_of_freedom_may_be_much_too_small():

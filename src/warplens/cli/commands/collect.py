@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -135,6 +135,7 @@ Phase: TypeAlias = Literal["both", "light", "targeted"]
 
 
 def collect(
+    ctx: typer.Context,
     profiler: Annotated[Literal["nsys", "ncu", "torch"], argument("nsys|ncu|torch", "The profiler to use.")],
     program: Annotated[list[str], argument("-- CMD…", "The program and its arguments.")],
     output: Annotated[
@@ -225,11 +226,13 @@ def collect(
         raise UsageError(f"--name takes a file's name without folders, not {stem!r}")
     checked_folder(output)
     base = output / stem
-    chosen = {"--preset": preset, "--set": set_name, "--section": section, "--metrics": metrics}
-    others = {"--also": also, "--kernel": kernel, "--target": target, "--stacks": stacks, "--modules": modules}
-    for option_name, value in {**chosen, **others}.items():
-        if value and (owner := _PROFILER_OF[option_name]) != profiler:
-            raise UsageError(f"{option_name} is an option of collect {owner}, not of collect {profiler}")
+    foreign = [
+        f"{name} ({', '.join(_PROFILERS_OF[name])})"
+        for name in _given(ctx)
+        if profiler not in _PROFILERS_OF.get(name, (profiler,))
+    ]
+    if foreign:
+        raise UsageError(f"not for collect {profiler}: {', '.join(foreign)}")
     run: _Run = _print if dry_run else partial(_collect, folder=output, force=force)
     try:
         if profiler == "nsys":
@@ -263,13 +266,23 @@ def collect(
         note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(output / 'report')])}")
 
 
-#: Options that apply to one profiler only.
-_PROFILER_OF: Final = {
-    **dict.fromkeys(("--preset", "--set", "--section", "--metrics", "--kernel", "--target"), "ncu"),
-    "--also": "nsys",
-    "--stacks": "torch",
-    "--modules": "torch",
+#: Options that do not apply to all profilers, with those to which they apply.
+_PROFILERS_OF: Final = {
+    **dict.fromkeys(("--tool", "--capture"), ("nsys", "ncu")),
+    "--memory": ("nsys", "torch"),
+    **dict.fromkeys(("--graphs", "--also"), ("nsys",)),
+    **dict.fromkeys(("--phase", "--trace", "--launches", "--kernel", "--target", "--replay", "--clocks"), ("ncu",)),
+    **dict.fromkeys(("--preset", "--set", "--section", "--metrics"), ("ncu",)),
+    **dict.fromkeys(("--steps", "--no-shapes", "--stacks", "--modules"), ("torch",)),
 }
+
+
+def _given(ctx: typer.Context) -> Iterator[str]:
+    """The options of the command line, each by its last name."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name) if param.name is not None else None
+        if source is not None and source.name == "COMMANDLINE":
+            yield [*param.opts, *param.secondary_opts][-1]
 
 
 def _words(*lists: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -96,16 +97,12 @@ def _growth(facts: Facts) -> tuple[bool, Growing | None]:
     if facts.trains:
         return False, None
     program, names = facts.program, facts.program.names()
-    steps = list(program.by_step())
     share = np.zeros(facts.work.height)
     counts: list[float] = []
     growths: list[float] = []
     launched: tuple[bytes, ...] = ()
     passes, grows = None, False
-    # A step may be one token: then the passes are steps, and the whole program is searched.
-    for rows in steps if len(steps) < _LEAST_PASSES else [*steps, program.order]:
-        if rows is program.order and counts:
-            break
+    for rows, steps in _spans(program, counts, _LEAST_PASSES):
         before = launched
         launched = tuple(found.tobytes() for found in (names[rows], program.passes[rows], program.blocks(rows)))
         if launched != before:  # most steps are like the one before
@@ -113,7 +110,7 @@ def _growth(facts: Facts) -> tuple[bool, Growing | None]:
         grows |= passes is not None
         if passes is not None and passes.by_token:
             begins, token_shares, _ = passes
-            counts.append(len(begins) if rows is not program.order else len(begins) / len(steps))
+            counts.append(len(begins) / steps)
             growths.append(token_shares[0] / token_shares[-1])
             # The first pass reads the prompt, which a cache needs as well.
             for begin, end, token_share in list(zip(begins, [*begins[1:], len(rows)], token_shares, strict=True))[1:]:
@@ -121,6 +118,19 @@ def _growth(facts: Facts) -> tuple[bool, Growing | None]:
                 least = np.minimum(_OF_A_TOKEN_NS / np.maximum(program.own_ns[of_pass], 1), 1.0)
                 share[of_pass] = np.where(program.is_kernel[of_pass], 1 - np.maximum(token_share, least), 0.0)
     return grows, Growing(share, float(np.mean(counts)), float(np.median(growths))) if counts else None
+
+
+def _spans(program: Program, counts: Sequence[float], least: int = 2) -> Iterator[tuple[Int64s, int]]:
+    """The rows of each step, and then, as a step may be one token, of the whole program; with their number of steps.
+
+    Args:
+        counts: what was found so far. If steps have some, the whole program does not follow.
+        least: least steps for the whole program to follow.
+    """
+    steps = list(program.by_step())
+    yield from ((rows, 1) for rows in steps)
+    if not counts and len(steps) >= least:
+        yield program.order, len(steps)
 
 
 def _growing_passes_in(program: Program, names: Int64s, rows: Int64s) -> _Passes | None:
@@ -211,14 +221,12 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
     """
     program = facts.program
     again = np.zeros(facts.work.height, dtype=np.bool_)
-    counts: list[int] = []
+    counts: list[float] = []
     if facts.trains:
         return again, 1.0
     sent = facts.copies.filter((pl.col("label") == "host-to-device") & (pl.col("bytes") >= _INPUT_BYTES))
     sent_ns, launched_ns = sent["start_ns"].to_numpy(), facts.work["start_ns"].to_numpy()
-    for rows in (*program.by_step(), program.order):
-        if rows is program.order and counts:
-            break  # a step may be one token: then the turns are steps
+    for rows, steps in _spans(program, counts):
         kernels = np.flatnonzero(program.is_kernel[rows])
         if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= MOST_KERNELS:
             continue
@@ -231,7 +239,7 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
             continue
         for first, last in zip(firsts[1:].tolist(), lasts[1:].tolist(), strict=True):
             again[rows[first : last + 1]] = True
-        counts.append(len(begins))
+        counts.append(len(begins) / steps)
     return again, float(np.mean(counts)) if counts else 1.0
 
 
@@ -245,13 +253,11 @@ def projected_for_each_token(facts: Facts) -> tuple[Bools, float]:
     """
     program = facts.program
     again = np.zeros(facts.work.height, dtype=np.bool_)
-    counts: list[int] = []
+    counts: list[float] = []
     if facts.trains:
         return again, 1.0
     is_sent = program.having("label", "host-to-device")
-    for rows in (*program.by_step(), program.order):
-        if rows is program.order and counts:
-            break  # a step may be one token: then the turns are steps
+    for rows, steps in _spans(program, counts):
         places = np.flatnonzero(program.is_kernel[rows])
         kernels = rows[places]
         turns = _wide_products(facts, kernels) if len(kernels) <= MOST_KERNELS else None
@@ -265,7 +271,7 @@ def projected_for_each_token(facts: Facts) -> tuple[Bools, float]:
             while stop < len(kernels) and copies[stop]:  # keys and values, in another layout
                 stop += 1
             again[kernels[place:stop]] = True
-        counts.append(len(turns))
+        counts.append(len(turns) / steps)
     return again, float(np.mean(counts)) if counts else 1.0
 
 

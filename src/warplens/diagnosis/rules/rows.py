@@ -335,8 +335,8 @@ class ScatteredAccess(StructureRule):
         written = used = 0.0
         elements = _elements(facts, pieces)
         for piece, numbers, begin, end in zip(pieces, elements, first[beside], stop[beside], strict=True):
-            touched = float(np.nanmax(threads[begin:end]))
-            if touched > self.most_used_share * numbers:
+            touched = float(threads[begin:end].max())
+            if not touched <= self.most_used_share * numbers:  # nan, if grids are not recorded, is not
                 continue
             gradient[piece] = True
             written += float(numbers)

@@ -15,10 +15,11 @@ from warplens.analysis.counters.comparison import Comparison as CountersComparis
 from warplens.analysis.quality import SAME_KERNELS_SHARE
 from warplens.compare.decisions import Comparison, Regression, compare, regression
 from warplens.compare.difference import SAME_MARGIN, Explanation, StepDifference, explanation, step_difference
-from warplens.compare.host import Side, SideLaunches, gpu_work_samples, step_samples
+from warplens.compare.host import SideLaunches
 from warplens.compare.many import many_differences
-from warplens.compare.places import aborted_notes
+from warplens.compare.notes import aborted_notes
 from warplens.compare.shift import ORDER_FROM, Samples
+from warplens.compare.side import Side, gpu_work_samples, step_samples
 from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table

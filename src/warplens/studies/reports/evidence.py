@@ -31,7 +31,7 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare import SIDES
 from warplens.compare.difference import StepDifference
-from warplens.compare.host import Side
+from warplens.compare.side import Side
 from warplens.errors import MissingDataError
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
