@@ -91,8 +91,8 @@ class Painter(nn.Module):
 
 
 @pair(
-    "repeated-work", "multimodal", "the descriptions are embedded once a folder: get_text_features before the loop",
-    THIRTY_NINTH, library="transformers", accept=("recomputation",), inference=True, compiles=True, steps=(3, 2),
+    "recomputation", "multimodal", "the descriptions are embedded once a folder: get_text_features before the loop",
+    THIRTY_NINTH, library="transformers", inference=True, compiles=True, steps=(3, 2),
 )  # fmt: skip
 def museum_photo_labels(variant: str) -> Step:
     """CLIP (ViT-B/16, layers compiled, bfloat16) matches a folder of 768 photos with 2,000 descriptions of 32 tokens.
@@ -214,7 +214,7 @@ class Organs(nn.Module):
 
 @pair(
     "memory-bandwidth", "vision", "Dice gathers probabilities of the true organs instead of multiplying with F.one_hot",
-    THIRTY_NINTH, library="timm", accept=("unfused-chain", "expanded-copies", "layout-copies"), compiles=True,
+    THIRTY_NINTH, library="timm", accept=("unfused-chain",), compiles=True,
     steps=(3, 2),
 )  # fmt: skip
 def torso_organ_outlines(variant: str) -> Step:
@@ -260,7 +260,7 @@ def torso_organ_outlines(variant: str) -> Step:
 
 @pair(
     "precision", "diffusion", "the frozen encoder runs under torch.autocast(bfloat16), as the model that learns",
-    THIRTY_NINTH, library="timm", accept=("tensor-cores-idle",), compiles=True, steps=(3, 2),
+    THIRTY_NINTH, library="timm", compiles=True, steps=(3, 2),
 )  # fmt: skip
 def alpine_scene_painter(variant: str) -> Step:
     """SiT-L/2 learns to paint 48 scenes of 256 × 256 with REPA: a block should resemble a frozen DINOv2 (ViT-B/14).
@@ -352,9 +352,8 @@ def tram_stop_commands(variant: str) -> Step:
 
 
 @pair(
-    "batching", "diffusion", "the guided and the free prediction are one batch of two: one call of the model a step",
-    THIRTY_NINTH, accept=("underfilled-gpu", "small-gemms", "low-parallelism", "sequential-streams"), inference=True,
-    compiles=True, steps=(2, 1),
+    "small-kernels", "diffusion", "the guided and the free prediction are one batch of two: one call a step",
+    THIRTY_NINTH, inference=True, compiles=True, steps=(2, 1),
 )  # fmt: skip
 def postcard_sketch_sampler(variant: str) -> Step:
     """DiT-L/2 paints one picture of 256 × 256 in 8 steps: bfloat16, blocks compiled, all of it in one CUDA graph.

@@ -102,8 +102,8 @@ class Forecaster(nn.Module):
 
 
 @pair(
-    "cast-weights", "decoding", "model.to(torch.bfloat16) when it is loaded, instead of autocast over float32 weights",
-    THIRTY_NINTH, inference=True, accept=("precision",), steps=(3, 2),
+    "recomputation", "decoding", "model.to(torch.bfloat16) when it is loaded, instead of autocast over float32 weights",
+    THIRTY_NINTH, inference=True, accept=("unfused-chain", "precision"), steps=(3, 2),
 )  # fmt: skip
 def substation_load_forecast(variant: str) -> Step:
     """A decoder of 1.2 billion weights forecasts the load of 8 substations, six patches of 32 hours, in a CUDA graph.
@@ -233,8 +233,8 @@ class Columns(nn.Module):
 
 
 @pair(
-    "input-pipeline", "tabular", "DataLoader(data, sampler=BatchSampler(RandomSampler(data), rows, True), "
-    "batch_size=None): a batch is one indexing", THIRTY_NINTH, accept=("host-stall", "batching"), compiles=True,
+    "host-stall", "tabular", "DataLoader(data, sampler=BatchSampler(RandomSampler(data), rows, True), "
+    "batch_size=None): a batch is one indexing", THIRTY_NINTH, accept=("host-sync",), compiles=True,
 )  # fmt: skip
 def insurance_claim_tables(variant: str) -> Step:
     """An FT-Transformer (compiled, mixed precision, fused AdamW) learns from batches of 4,096 claims with 39 columns.
@@ -292,7 +292,7 @@ class Paid(nn.Module):
 
 
 @pair(
-    "repeated-work", "graphs", "self.tell(x)[giver] instead of self.tell(x[giver]): once a node, not once an edge",
+    "recomputation", "graphs", "self.tell(x)[giver] instead of self.tell(x[giver]): once a node, not once an edge",
     THIRTY_NINTH, accept=("recomputation", "expanded-copies"), steps=(4, 2),
 )  # fmt: skip
 def card_payment_network(variant: str) -> Step:

@@ -264,8 +264,9 @@ def _joined_passes(facts: Facts) -> Passes | None:
     joining = program.marked("concatenation")
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     # A pass that draws from a distribution chooses the input of the next one, as a rollout or a sampled text does. So
-    # does one that attends, writes rows into its cache and chooses the likeliest token, or attends with one query.
-    draws, chooses = program.labelled("random"), program.marked("searching")
+    # does one that attends, writes rows into its cache and chooses the likeliest token, or attends with one query. One
+    # that attends and multiplies a few rows with each matrix makes tokens or patches of a series, one after the other.
+    draws, chooses, narrow = program.labelled("random"), program.marked("searching"), program.marked("vector-product")
     attends, writes, decodes = program.labelled("attention"), program.marked("adding-rows"), single_queries(facts)
     for step in program.by_step():
         places = np.flatnonzero(program.is_kernel[step])
@@ -281,7 +282,10 @@ def _joined_passes(facts: Facts) -> Passes | None:
         joined = joining[end] & ~np.isin(program.launched_as(end), codes[begin : begin + period])
         from_cache = attends[one_pass].any() and writes[one_pass].any()
         is_chosen = chooses[one_pass].any() and (draws[one_pass].any() or from_cache or decodes[one_pass].any())
-        if stop - begin < _PASSES_SHARE * stop or not joined.any() or is_chosen:
+        multiplying = one_pass[program.products[one_pass] & ~attends[one_pass]]
+        few_rows = 2 * time_of(program, multiplying[narrow[multiplying]]) > time_of(program, multiplying)
+        continues = is_chosen or (few_rows and attends[one_pass].any())
+        if stop - begin < _PASSES_SHARE * stop or not joined.any() or continues:
             return None
         inside[step[places[begin] : places[stop - 1] + 1]] = True  # with fills and copies between the kernels
         counts.append(repeats)
