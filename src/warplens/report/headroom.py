@@ -97,15 +97,7 @@ def facts(headroom: Headroom, program: str | None = None, counters: str | None =
     down = " → ".join(_times_after(headroom))
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
-    unknown = f"{fmt.duration(headroom.per_step(headroom.unmodelled_ns))} of it have no model and count as measured"
-    if headroom.limit_known:
-        held = f"the recorded work ({unknown})" if headroom.unmodelled_ns else "the recorded work"
-        yield f"the limit is that of {held}; work that is batched or left out needs less"
-    else:
-        left = fmt.duration(headroom.per_step(headroom.after("precision")))
-        yield f"the limit is at most {left}: {unknown}; work that is batched or left out needs less"
-    if headroom.product_known_share is not None and headroom.product_known_share < LEAST_KNOWN:
-        yield "without recorded shapes, attention scores and masks in memory do not count as avoidable"
+    yield from _limit(headroom)
     if headroom.roofs is None:
         yield "roofs: unknown for this GPU (--gpu names it); kernels count as measured"
     else:
@@ -127,6 +119,19 @@ def facts(headroom: Headroom, program: str | None = None, counters: str | None =
     elif headroom.roofs is not None and 0.0 < (headroom.product_known_share or 0.0) < LEAST_KNOWN:
         yield "utilisation (MFU, HFU): not known, since the FLOPs of most of the products' time are not"
     yield from _rates(headroom)
+
+
+def _limit(headroom: Headroom) -> Iterator[str]:
+    """What the limit covers, and what it does not."""
+    unknown = f"{fmt.duration(headroom.per_step(headroom.unmodelled_ns))} of it have no model and count as measured"
+    if headroom.limit_known:
+        held = f"the recorded work ({unknown})" if headroom.unmodelled_ns else "the recorded work"
+        yield f"the limit is that of {held}; work that is batched or left out needs less"
+    else:
+        left = fmt.duration(headroom.per_step(headroom.after("precision")))
+        yield f"the limit is at most {left}: {unknown}; work that is batched or left out needs less"
+    if headroom.product_known_share is not None and headroom.product_known_share < LEAST_KNOWN:
+        yield "without recorded shapes, attention scores and masks in memory do not count as avoidable"
 
 
 def _rates(headroom: Headroom) -> Iterator[str]:

@@ -63,7 +63,7 @@ class UnfusedAttention(StructureRule):
     evidence: ClassVar = {
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
-        "misaligned_per_step": "its products for operands not aligned to 16 bytes: a length or head size is no multiple of 8",
+        "misaligned_per_step": "products for operands not aligned to 16 bytes: a length is no multiple of 8",
         "masked_per_step": "kernels of fused attention with one mask of all scores",
     }
     refutation = (
