@@ -621,6 +621,43 @@ def test_a_helper_that_takes_longer_than_the_product_is_above_the_roof():
     assert longer.groups["lacks"].to_list() == ["helper kernels (sums, conversions) take 50 % of it"]
 
 
+@pytest.mark.parametrize(
+    ("second_ns", "reason"),
+    [(1_000, "unknown from the trace: collect counters"), (60_000, "2 kernels instead of one pass")],
+)
+def test_a_second_kernel_is_the_reason_if_it_takes_most_of_the_excess(second_ns, reason):
+    """A product that takes 100 µs longer than its roof; cuBLAS may launch a fill of about 1 µs with it."""
+    side = 4096
+    roof = roofs_of(Device(ordinal=0, name="NVIDIA H200")).time_ns(
+        Task("gemm", 2 * side**3, 2 * 3 * side**2, "bf16", True, sizes={"b": 1, "m": side, "n": side, "k": side})
+    )
+    end = 1_000 + round(roof) + 100_000 - second_ns
+    rows = [launched(1_000, end, 1, 10, PRODUCT), launched(end, end + second_ns, 2, 20, PRODUCT.replace("NNT", "TNN"))]
+    found = program(
+        [operator(0, 50, "aten::mm", [[side, side], [side, side]], ["c10::BFloat16"] * 2)],
+        *map(list, zip(*rows, strict=True)),
+    )
+    (room,) = headrooms(found, found.window("all"))
+    assert room.groups["kernels"].to_list() == [2]
+    assert room.groups["lacks"].to_list() == [reason]
+
+
+def test_on_assumed_roofs_nothing_modelled_is_sure():
+    """Of an A100 no roofs were measured; of an H200 they were. Times that the profile has stay sure."""
+    shapes, types = [[4096, 4096], [4096, 4096]], ["c10::BFloat16"] * 2
+    sure = {}
+    for name in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"):
+        found = program(
+            [operator(0, 50, "aten::mm", shapes, types)],
+            *([row] for row in launched(1_000, 2_001_000, 1, 10, PRODUCT)),
+            device=Device(ordinal=0, name=name),
+        )
+        (room,) = headrooms(found, found.window("all"))
+        sure[name] = set(room.parts.filter(pl.col("level").is_in(["roof", "limit"]))["confidence"])
+        assert "high" in room.parts.filter(pl.col("how") == "measured")["confidence"]
+    assert sure == {"NVIDIA H200": {"high"}, "NVIDIA A100-SXM4-80GB": {"medium"}}
+
+
 #: 2048³ in complex64 by `cgemm`: 1.03 ms at 67 TFLOP/s.
 OF_COMPLEX = "void cutlass::Kernel2<cutlass_80_simt_cgemm_128x64_8x5_nn_align1>(Params)"
 

@@ -77,6 +77,24 @@ def test_passes_between_two_products_with_a_softmax_are_attention_written_out() 
     assert finding.expected == pytest.approx(1100 / 50, rel=0.1)
 
 
+def test_attention_written_out_over_an_odd_length_is_told_of_it() -> None:
+    def step(machine: Machine, product: str) -> None:
+        for _ in range(4):
+            machine.launch(100 * US, product)
+            for name in (ADD, SOFTMAX, ADD):
+                machine.launch(300 * US, name)
+            machine.launch(100 * US, product)
+
+    odd, even = (
+        verdict(lambda machine, product=product: step(machine, product)).finding("unfused-attention")
+        for product in (ODD_GEMM, BF16_GEMM)
+    )
+    assert odd.evidence["misaligned_per_step"] == 8
+    assert "multiples of 8" in odd.remedies[-1].action
+    assert "misaligned_per_step" not in even.evidence
+    assert not any("multiples of 8" in remedy.action for remedy in even.remedies)
+
+
 def test_attention_among_other_chains_keeps_the_work_that_compiling_would_take_as_well() -> None:
     """Passes over scores are told of fused attention, and of compiling what lies between the attentions alone."""
 
@@ -447,6 +465,19 @@ def test_attention_that_has_a_finding_of_its_own_is_no_product_without_one() -> 
     steps = 6 * 8 * US
     assert masked.evidence["products_ns"] == 500 * steps
     assert free.evidence["products_ns"] == 900 * steps
+
+
+def test_products_are_all_of_which_a_share_is_on_tensor_cores() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(500 * US)
+            machine.launch(400 * US, FLASH)
+            machine.launch(100 * US, "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1>()")
+
+    evidence = verdict(step).finding("tensor-compute").evidence
+    steps = 6 * 8 * US
+    assert (evidence["products_ns"], evidence["attention_ns"]) == (1000 * steps, 400 * steps)
+    assert evidence["on_tensor_cores_share"] == pytest.approx(900 / 1000)
 
 
 @pytest.mark.parametrize(("side", "padded"), [(4096, False), (4000, True)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -41,14 +44,53 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known():
     assert levels.startswith("GPU 0, one step: 4.5")
     assert levels.endswith("at the limit")
     assert "no model" not in limit
-    without_model = pl.when(pl.col("level") == "limit").then(pl.lit(NO_MODEL)).otherwise("part").alias("part")
-    _, limit, *_ = facts(replace(norms(), parts=norms().parts.with_columns(without_model)))
-    left = fmt.duration(norms().per_step(norms().after("precision")))
-    assert f"({left} of it have no model and count as measured)" in limit
     assert "NVIDIA H200" in roofs
     assert "known for 100.0 % of the busy time" in known
     assert "work taken from another.json: that of 0.0 % of the busy time" in facts(norms(), "another.json")
     assert "work taken from x.ncu-rep: that of 0.0 % of the busy time" in facts(norms(), counters="x.ncu-rep")
+
+
+def _of_limit(level: str, share: float) -> Headroom:
+    """The norms with a limit of one part of no model, which is this share of a step that one other level makes up."""
+    total = norms().duration_ns
+    rows = [(level, "gemm", total - round(share * total)), ("limit", NO_MODEL, round(share * total))]
+    schema = {"level": pl.String, "part": pl.String, "time_ns": pl.Int64}
+    parts = pl.DataFrame(rows, schema, orient="row").with_columns(
+        pl.lit([], dtype=pl.List(pl.String)).alias("owners"), pl.col("time_ns").alias("step_ns"),
+        (pl.col("time_ns") / total).alias("share"), pl.lit("modelled").alias("how"), pl.lit("low").alias("confidence"),
+    )  # fmt: skip
+    return replace(norms(), parts=parts)
+
+
+def test_time_without_a_model_is_no_limit_where_it_is_much_of_the_step():
+    levels, limit, *_ = facts(_of_limit("roof", 0.05))
+    assert levels.endswith("at the limit")
+    assert "of it have no model and count as measured);" in limit
+
+    some = _of_limit("roof", 0.4)
+    levels, limit, *_ = facts(some)
+    assert levels.endswith("without avoidable work → limit not known for 40.0 % of the step")
+    assert limit.startswith(f"the limit is at most {fmt.duration(some.per_step(some.after('precision')))}: ")
+    assert headroom_data((some,))["devices"][0]["unmodelled_share"] == pytest.approx(0.4)
+    (figure,) = [block for block in headroom_blocks((some,)) if isinstance(block, Figure)]
+    assert "limit at most" in figure.chart.svg(figure.alt)
+
+
+def test_rows_of_one_kernel_are_told_apart_by_their_grids(tmp_path):
+    """Grids as the file has them."""
+    file = tmp_path / "profile.sqlite"
+    file.write_bytes(lzma.decompress((PLANTED / "fp32_products__baseline.sqlite.xz").read_bytes()))
+    with closing(sqlite3.connect(file)) as database:
+        query = "SELECT DISTINCT gridX * gridY * gridZ FROM CUPTI_ACTIVITY_KIND_KERNEL"
+        grids = {blocks for (blocks,) in database.execute(query)}
+    (room,) = found("fp32_products__baseline.sqlite.xz")
+    blocks = room.groups["blocks"].drop_nulls()
+    assert room.groups["input_shapes"].null_count() == room.groups.height
+    assert blocks.len()
+    assert set(blocks) <= grids
+    shown = groups_table(room).rows["input_shapes"].drop_nulls()
+    assert [int(text.split()[0].replace(",", "")) for text in shown] == blocks.to_list()
+    assert norms().groups.filter(pl.col("known") == "shapes")["blocks"].drop_nulls().is_empty()
 
 
 def test_without_roofs_no_share_of_known_work_is_claimed():

@@ -30,6 +30,7 @@ from warplens.analysis.intervals import (
     union,
 )
 from warplens.analysis.launches import PROMPT_START_NS
+from warplens.analysis.startlatency import start_latency_ns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, name_categories
@@ -281,8 +282,8 @@ class HostPace:
     queue_max: int  #: maximum of that number
     queue_empty_share: float  #: share of the window in which it was 0
     lead_median_ns: float  #: median time from the return of a launching call to the begin of its work
-    #: share of the work that started less than `PROMPT_START_NS` after its call returned: the GPU was waiting for it,
-    #: the host was behind
+    #: share of the work that started less than `PROMPT_START_NS` (or `start_latency_ns`) after its call returned: the
+    #: GPU was waiting for it, the host was behind
     behind_share: float
     layer: LayerPace | None  #: the repeating part of a step; None where nothing repeats
     threads: int  #: threads of the process that launched work of the window, this one included
@@ -330,6 +331,7 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     all_launches = int(issuing["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").sum())
     mean, most, empty = _queue_statistics(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()
+    prompt_ns = max(PROMPT_START_NS, start_latency_ns(timeline))
     return HostPace(
         process=process,
         thread=thread,
@@ -341,12 +343,12 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
         queue_max=most,
         queue_empty_share=empty,
         lead_median_ns=float(np.median(lead)),
-        behind_share=float(np.mean(lead < PROMPT_START_NS)),
+        behind_share=float(np.mean(lead < prompt_ns)),
         layer=_layer(timeline, work, window),
         threads=threads_of_process,
         all_launches=all_launches,
         all_per_second=all_launches / window.duration_ns * 1e9,
-        all_behind_share=float(np.mean(of_all["lead"].to_numpy() < PROMPT_START_NS)),
+        all_behind_share=float(np.mean(of_all["lead"].to_numpy() < prompt_ns)),
     )
 
 

@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.analysis.api import launches_graph
 from warplens.analysis.frames import all_equal, busiest, duration_ns, number, numbered, once, select_rows, spread
+from warplens.analysis.startlatency import start_latency_ns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
@@ -86,8 +87,8 @@ class LaunchSummary:
     #: share of the launches whose kernel runs shorter than `interval_median_ns`: the GPU finishes such kernels faster
     #: than the host issues them. Only together with a high `prompt_share` does this mean that launches hold the GPU up.
     shorter_than_interval_share: float | None
-    #: share of the matched launches that started less than `PROMPT_START_NS` after their call returned: the GPU had
-    #: been waiting for them
+    #: share of the matched launches that started less than `PROMPT_START_NS` (or `start_latency_ns`) after their call
+    #: returned: the GPU had been waiting for them
     prompt_share: float | None
     graph_launches: int  #: CUDA graph launches, each started by one call
     graph_kernels: int  #: kernels replayed by them and recorded one by one; not part of `launches`
@@ -172,7 +173,7 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         api_median_ns=number(api_ns.median()),
         queue_median_ns=number(queue_ns.median()),
         shorter_than_interval_share=number((kernel_ns < interval_ns).mean()) if interval_ns is not None else None,
-        prompt_share=number((queue_ns < PROMPT_START_NS).mean()),
+        prompt_share=number((queue_ns < max(PROMPT_START_NS, start_latency_ns(timeline))).mean()),
         graph_launches=graph_calls.height + unknown_graphs,
         graph_kernels=kernels.height - launches.height,
         graph_api_total_ns=int((graph_calls["end_ns"] - graph_calls["start_ns"]).sum()),

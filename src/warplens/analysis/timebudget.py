@@ -48,6 +48,7 @@ from warplens.analysis.intervals import (
     without,
 )
 from warplens.analysis.ranges import projected_spans
+from warplens.analysis.startlatency import start_latency_ns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import PART_GROUPS, table
@@ -70,7 +71,8 @@ IDLE_CAUSES = {
 }
 
 #: Queued work that has not started after this time waits for something else: an idle GPU starts a kernel 2–8 µs after
-#: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart.
+#: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart. Where a profile's GPU takes longer,
+#: `start_latency_ns` holds.
 _START_LATENCY_NS = 10_000
 
 
@@ -129,7 +131,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     if last_gap_open:
         issued[-1] = returned[-1] = gap_ends[-1]
     queued_ns = gap_ends - returned
-    long_queued = np.flatnonzero(queued_ns > _START_LATENCY_NS)
+    long_queued = np.flatnonzero(queued_ns > max(_START_LATENCY_NS, start_latency_ns(timeline)))
     depends = _may_depend(timeline, device, position[long_queued], gap_starts[long_queued], gap_ends[long_queued])
     parts.add("dependency", gap_rows[long_queued[depends]], queued_ns[long_queued[depends]])
     parts.add("submission", gap_rows[long_queued[~depends]], queued_ns[long_queued[~depends]])

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN, Headroom
-from warplens.analysis.headroom.budget import LEAST_KNOWN, NO_MODEL
+from warplens.analysis.headroom.budget import LEAST_KNOWN
 from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.window import Window
 from warplens.profile.columns import column
@@ -73,10 +73,13 @@ def _unit(headroom: Headroom) -> str:
 
 
 def _times_after(headroom: Headroom) -> Iterator[str]:
-    """The time after each step down, in words."""
-    for step in STEPS_DOWN[:-1]:
+    """The time after each step down, in words; the last one is the limit, as far as it is known."""
+    known = STEPS_DOWN[:-1] if headroom.limit_known else STEPS_DOWN[:-2]
+    for step in known:
         also = " and transfers" if step == "idle" and _transfers(headroom) else ""
         yield f"{fmt.duration(headroom.per_step(headroom.after(step)))} {_LEVELS[step].after}{also}"
+    if not headroom.limit_known:
+        yield f"limit not known for {fmt.share(headroom.unmodelled_share)} of the {_unit(headroom)}"
 
 
 def _transfers(headroom: Headroom) -> bool:
@@ -94,10 +97,7 @@ def facts(headroom: Headroom, program: str | None = None, counters: str | None =
     down = " → ".join(_times_after(headroom))
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
-    unknown_ns = _unmodelled_ns(headroom)
-    unknown = f"{fmt.duration(headroom.per_step(unknown_ns))} of it have no model and count as measured"
-    held = f"the recorded work ({unknown})" if unknown_ns else "the recorded work"
-    yield f"the limit is that of {held}; work that is batched or left out needs less"
+    yield from _limit(headroom)
     if headroom.roofs is None:
         yield "roofs: unknown for this GPU (--gpu names it); kernels count as measured"
     else:
@@ -121,9 +121,17 @@ def facts(headroom: Headroom, program: str | None = None, counters: str | None =
     yield from _rates(headroom)
 
 
-def _unmodelled_ns(headroom: Headroom) -> int:
-    """Time of the limit that counts as measured, because nothing tells how fast that work could be."""
-    return int(headroom.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
+def _limit(headroom: Headroom) -> Iterator[str]:
+    """What the limit covers, and what it does not."""
+    unknown = f"{fmt.duration(headroom.per_step(headroom.unmodelled_ns))} of it have no model and count as measured"
+    if headroom.limit_known:
+        held = f"the recorded work ({unknown})" if headroom.unmodelled_ns else "the recorded work"
+        yield f"the limit is that of {held}; work that is batched or left out needs less"
+    else:
+        left = fmt.duration(headroom.per_step(headroom.after("precision")))
+        yield f"the limit is at most {left}: {unknown}; work that is batched or left out needs less"
+    if headroom.product_known_share is not None and headroom.product_known_share < LEAST_KNOWN:
+        yield "without recorded shapes, attention scores and masks in memory do not count as avoidable"
 
 
 def _rates(headroom: Headroom) -> Iterator[str]:
@@ -150,7 +158,8 @@ _PART_COLUMNS: Final = pick(PARTS, _SHOWN_OF_PART)
 _GROUP_COLUMNS: Final = pick(
     GROUPS,
     GROUPS.column("name").but(full="full_name"),
-    "input_shapes dtype",
+    GROUPS.column("input_shapes").but(title="Shapes, or grid"),
+    "dtype",
     GROUPS.column("calls").but(kind="count"),
     "measured_ns theoretical_ns roof_ns limit_ns lacks known",
 )
@@ -187,7 +196,12 @@ def groups_table(headroom: Headroom) -> Table:
         name, kernel = row["name"], row["full_name"]
         return labels[kernel] if kernel and name and "::" not in name and name in kernel else name
 
-    rows = with_texts(rows, name=distinct_name)
+    def work_of(row: Mapping[str, Any]) -> str | None:
+        # Without shapes, groups of one kernel differ in their grids.
+        shapes, blocks = row["input_shapes"], row["blocks"]
+        return fmt.plural(blocks, "block") if shapes is None and blocks is not None else shapes
+
+    rows = with_texts(rows, name=distinct_name, input_shapes=work_of)
     together = f" of {fmt.number(headroom.steps)} steps together" if headroom.steps > 1 else ""
     caption = f"GPU {headroom.device}: operators and kernels{together}, largest excess over their limit first"
     return Table(f"headroom-groups-{headroom.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
@@ -210,7 +224,9 @@ def device_data(headroom: Headroom) -> dict[str, Any]:
         "step_ns": headroom.per_step(headroom.duration_ns),
         "after": {step: headroom.after(step) for step in STEPS_DOWN[:-1]},
         **named(
-            headroom, "to_roof_share known_share product_known_share flops model_flops mfu hfu peak_flops_per_s rates"
+            headroom,
+            "to_roof_share known_share product_known_share unmodelled_share flops model_flops mfu hfu peak_flops_per_s "
+            "rates",
         ),
         "roofs": None if headroom.roofs is None else named(headroom.roofs, "measured source"),
         "groups": {"rows": headroom.groups},
@@ -248,7 +264,7 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
         return None
     unit, total_ns = _unit(headroom), headroom.duration_ns or 1
     limit = headroom.after("precision")
-    unknown = _unmodelled_ns(headroom)
+    unknown = headroom.unmodelled_ns
     levels = [
         ("needed for the same work", limit - unknown, _LEVELS["limit"].fill, _LEVELS["limit"].meaning),
         ("work not known, as measured", unknown, "other", "no model says what this work needs"),
@@ -278,7 +294,9 @@ def _figure(headroom: Headroom) -> Figure:
         f"headroom-chart-{headroom.device}",
         f"GPU {headroom.device}: from the measured {unit} to the least time that this GPU needs for the same "
         "computation",
-        waterfall_chart((f"measured {unit}", measured), bars, ("limit", limit)),
+        waterfall_chart(
+            (f"measured {unit}", measured), bars, ("limit" if headroom.limit_known else "limit at most", limit)
+        ),
         f"measured {fmt.duration(measured)}; {', '.join(_times_after(headroom))}",
     )
 

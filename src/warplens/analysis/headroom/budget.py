@@ -49,7 +49,9 @@ GROUPS: Final = table(
     column("name").but(help="operator or kernel"),
     "category kernel",
     column("full_name").but(help="of the kernel that owns most of it; null for copies and fills", nullable=True),
-    "input_shapes dtype tensor_cores phase owner",
+    "input_shapes",
+    Column("blocks", pl.Int64, "thread blocks of each launch, where no shapes tell equal work", nullable=True),
+    "dtype tensor_cores phase owner",
     column(
         "line", help="Python function and line that most of it comes from; null where none was recorded", kind="text"
     ),
@@ -73,6 +75,8 @@ _CONFIDENCE: Final = {
 }  # fmt: skip
 #: There is no utilisation where the FLOPs of less than this share of the products' time are known.
 LEAST_KNOWN: Final = 0.5
+#: Where more than this share of the measured time has no model, what is left is not the limit.
+MOST_UNMODELLED: Final = 0.1
 _NEARLY_ALL: Final = 0.9
 _MOST: Final = 0.5
 #: Number of owners named by a part.
@@ -117,6 +121,21 @@ class Headroom:
     def per_step(self, time_ns: int) -> int:
         """The part of this time per step, in whole nanoseconds."""
         return round(time_ns / max(1, self.steps))
+
+    @property
+    def unmodelled_ns(self) -> int:
+        """Time of the limit that counts as measured, because nothing tells how fast that work could be."""
+        return int(self.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
+
+    @property
+    def unmodelled_share(self) -> float:
+        """Share of the measured time for which the limit is not known."""
+        return self.unmodelled_ns / self.duration_ns if self.duration_ns else 0.0
+
+    @property
+    def limit_known(self) -> bool:
+        """Whether what is left after all steps down is the limit: nearly all of the work has a model."""
+        return self.unmodelled_share <= MOST_UNMODELLED
 
     @property
     def to_roof_share(self) -> float | None:
@@ -212,7 +231,10 @@ def _headroom(
     losses = losses.sort(
         pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False]
     )
-    parts = _parts([*idle, *_losses(losses), *_limit(losses)], budget.duration_ns, steps)
+    modelled = [*_losses(losses), *_limit(losses)]
+    if roofs is not None and not roofs.measured:
+        modelled = [_on_assumed_roofs(part) for part in modelled]
+    parts = _parts([*idle, *modelled], budget.duration_ns, steps)
     products = losses.filter(pl.col("category").is_in(MATMUL_FAMILIES))
     flops, recomputed_flops = (int(products[name].sum()) for name in ("flops", "flops_again"))
     groups = GROUPS.conform(losses)
@@ -260,6 +282,12 @@ def _part(level: str, part: str, time_ns: int, method: str, confidence: str, own
     return {
         "level": level, "part": part, "time_ns": time_ns, "how": method, "confidence": confidence, "owners": owners,
     }  # fmt: skip
+
+
+def _on_assumed_roofs(part: Part) -> Part:
+    """The part where roofs are the data sheet's times stated factors: models of them are never sure."""
+    is_sure = part["how"] == "modelled" and part["confidence"] == "high"
+    return {**part, "confidence": "medium"} if is_sure else part
 
 
 def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Part]:

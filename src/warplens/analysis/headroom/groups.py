@@ -219,6 +219,7 @@ def _grouped(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The pieces with the index of their group (`group`), and the groups with the remaining time on each level."""
     longest = pl.col("owned_ns").arg_max()
+    one_a_call = pl.col("calls").sum().round().cast(pl.Int64).clip(lower_bound=1)
     first_rows, kind = by_occurrence(pieces.kind, pieces.kinds.height)
     kinds = pieces.kinds[pieces.kind[first_rows]]
     keys, group_of = numbered(kinds, _EQUAL)
@@ -231,6 +232,8 @@ def _grouped(
             pl.col("calls").filter("spared").sum().alias("spared_calls"),
             pl.col("owned_ns").filter("helps").sum().alias("helping_ns"),
             pl.len().alias("kernels"),
+            # Of each call the longest kernel does the work; the others stand beside it.
+            pl.col("owned_ns").sort(descending=True).slice(one_a_call).sum().alias("beside_ns"),
             pl.col("duration_ns").median().alias("median_ns"),
             pl.col("kind").get(longest),
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
@@ -321,6 +324,7 @@ def _result_columns(groups: pl.DataFrame, full_names: pl.Series) -> pl.DataFrame
     return groups.with_columns(
         full_names.gather(groups["code"]).cast(pl.String).alias("full_name"),
         pl.col("shapes").alias("input_shapes"),
+        pl.col("apart").alias("blocks"),
         pl.col("owned_ns").alias("measured_ns"),
         *(pl.col(f"{name}_of_all").round().cast(pl.Int64).alias(name) for name in ("flops", "bytes")),
         pl.col("calls").round(),

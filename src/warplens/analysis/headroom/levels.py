@@ -45,7 +45,8 @@ _WIDE: Final = {"fp32": 2, "tf32": 2, "fp64": 4}
 
 #: A group above its roof by more than this gets a reason.
 WORTH_A_REASON: Final = 0.85
-#: Helper kernels that take more than this share of the excess are its reason.
+#: Kernels that help, or stand beside the longest one of a call, are the reason if they take more than this share of the
+#: excess.
 _MOST: Final = 0.5
 #: Kernels shorter than this are mostly ramp: filling and draining the GPU takes about as long.
 _SHORT_NS: Final = 5_000
@@ -359,7 +360,7 @@ class References:
             return f"small grid: {blocks:,} blocks for {self.multiprocessors} multiprocessors"
         if row["kernel"] == "elementwise_kernel":
             return "strided access: a kernel for non-contiguous tensors or mixed types"
-        if row["kernels"] > 1.5 * max(calls_of(row), 1.0):
+        if row["beside_ns"] > _MOST * excess:
             return f"{row['kernels'] / max(calls_of(row), 1.0):.0f} kernels instead of one pass"
         if row["category"] == "gather-scatter":
             return "scattered access"

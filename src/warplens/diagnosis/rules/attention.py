@@ -63,6 +63,7 @@ class UnfusedAttention(StructureRule):
     evidence: ClassVar = {
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
+        "misaligned_per_step": "products for operands not aligned to 16 bytes: a length is no multiple of 8",
         "masked_per_step": "kernels of fused attention with one mask of all scores",
     }
     refutation = (
@@ -327,6 +328,8 @@ class UnfusedAttention(StructureRule):
         attention_ns = int(1.04 * time_of(facts.program, passes | products))
         beside = time_beside(facts.program, products, reach=24, over_others=True)
         beside_ns = int(0.9 * beside[~passes].sum())
+        misaligned = int((products & facts.program.marked("misaligned")).sum())
+        remedies = first_of((falls_back, _ACCEPTED), (returned, (_NO_WEIGHTS, *_FUSED)), default=_FUSED)
         return self.seen(
             facts,
             claims,
@@ -335,9 +338,10 @@ class UnfusedAttention(StructureRule):
             evidence={
                 "attentions_per_step": written.count / facts.steps,
                 "passes_per_attention_factor": int(passes.sum()) / max(written.count, 1),
+                "misaligned_per_step": misaligned / facts.steps if misaligned else None,
             },
             bound_ns=attention_ns + beside_ns,
-            remedies=first_of((falls_back, _ACCEPTED), (returned, (_NO_WEIGHTS, *_FUSED)), default=_FUSED),
+            remedies=(*remedies, _EVEN_LENGTH) if misaligned else remedies,
         )
 
     def _returns_weights(self, facts: Facts) -> bool:
@@ -416,6 +420,14 @@ _FUSED: Final = (
         "# torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) fails where it cannot be used, and warns why",
         "the same",
     ),
+)
+
+#: For scores written by kernels for operands that are not aligned.
+_EVEN_LENGTH: Final = Remedy(
+    "Or make lengths multiples of 8, if attention has to stay written out",
+    "# pad sequences to a multiple of 8, and hide the added keys with the mask\n"
+    "# tokens[:, :-1] of 2,048 tokens has a length of 2,047: read 2,049",
+    "products on the fast kernels; the passes over the scores stay",
 )
 
 #: For calls of the fused function whose inputs no fused kernel takes.

@@ -302,6 +302,7 @@ class TensorCompute(Rule):
         "products_ns": "matrix products, convolutions and attention; without attention of which `unfused-attention` "
         "is the finding",
         "products_share": "of the window",
+        "attention_ns": "of the products, attention, which a narrower format of the layers does not change",
         "of_peak_share": "rate of these products over the peak of their format and of the memory; only where the sizes "
         "of most of them are known",
         "on_tensor_cores_share": "of the products whose name shows it, if those are most of them",
@@ -334,10 +335,12 @@ class TensorCompute(Rule):
         ]
         of_kinds = pl.col("label").is_in(kinds)
         is_product = of_kinds & pl.col("tensor_cores").fill_null(value=True)
-        products_ns = facts.own_ns(is_product)
+        on_cores_or_unknown_ns = facts.own_ns(is_product)
         few_rows = self._has_finding(facts, claims, "weight-bound", "gemm")  # fewer FLOPs do not make these faster
-        if few_rows or facts.busy_share < limits.busy_share or products_ns < limits.dominant_share * facts.wall_ns:
+        is_most = on_cores_or_unknown_ns >= limits.dominant_share * facts.wall_ns
+        if few_rows or facts.busy_share < limits.busy_share or not is_most:
             return None
+        products_ns = facts.own_ns(of_kinds)
         known_ns = facts.own_ns(of_kinds & pl.col("tensor_cores").is_not_null())
         on_cores_ns = facts.own_ns(is_product & pl.col("tensor_cores"))
         at_roof_share = self._at_roof_share(facts, is_product)
@@ -353,6 +356,7 @@ class TensorCompute(Rule):
             evidence={
                 "products_ns": products_ns,
                 "products_share": products_ns / facts.wall_ns,
+                "attention_ns": facts.own_ns_having("label", "attention") if "attention" in kinds else None,
                 "of_peak_share": of_peak,
                 "on_tensor_cores_share": on_cores_ns / known_ns if 2 * known_ns > products_ns else None,
                 "at_tensor_roof_share": at_roof_share,
@@ -360,7 +364,7 @@ class TensorCompute(Rule):
             where=kernel_names(facts, facts.work["own_ns"] * products),
             remedies=(
                 _fewer_flops(facts),
-                None if _aligned_ns(facts) >= self.aligned_share * products_ns else _whole_tiles(facts),
+                None if _aligned_ns(facts) >= self.aligned_share * on_cores_or_unknown_ns else _whole_tiles(facts),
             ),
         )
 
