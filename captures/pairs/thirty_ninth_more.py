@@ -352,7 +352,7 @@ class Towers(nn.Module):
 
 
 @pair(
-    "memory-bandwidth", "recommendation", "nn.Embedding(…, sparse=True), nn.EmbeddingBag(…, sparse=True)", THIRTY_NINTH,
+    "scattered-access", "recommendation", "nn.Embedding(…, sparse=True), nn.EmbeddingBag(…, sparse=True)", THIRTY_NINTH,
     accept=("unused-gradients", "unfused-optimizer"), steps=(4, 2),
 )  # fmt: skip
 def podcast_episode_towers(variant: str) -> Step:

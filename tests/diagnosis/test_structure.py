@@ -1493,16 +1493,20 @@ ADD_USED = "void at::native::(anonymous namespace)::sum_and_scatter<float, long>
 SGD = LISTS.format(2, 0)
 
 
-@pytest.mark.parametrize("used_blocks", [1_000, 1_500_000])
-def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) -> None:
-    """A table of 256 million numbers: filling its gradient takes 220 µs and applying it 800 µs, beside 250 µs."""
+@pytest.mark.parametrize(("used_blocks", "operations"), [(1_000, 1), (1_000, 2), (1_500_000, 1)])
+def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int, operations: int) -> None:
+    """A table of 256 million numbers: filling its gradient takes 220 µs and applying it 800 µs, beside 250 µs.
+
+    Some optimizers apply it in several operations, whose kernels have the same short name.
+    """
 
     def step(machine: Machine) -> None:
         machine.launch(100 * US, times=2)
         machine.launch(220 * US, FILL, grid=(250_000, 1, 1))
         machine.launch(50 * US, ADD_USED, grid=(used_blocks, 1, 1))
         with machine.range("Optimizer.step#SGD.step"):
-            machine.launch(80 * US, SGD, grid=(400, 1, 1), times=10)
+            for number in range(operations):
+                machine.launch(80 * US, LISTS.format(2, number), grid=(400, 1, 1), times=10)
             machine.copy(2 * US, 4, "device-to-device", pinned=True)  # of which no number of threads is known
 
     found = verdict(step)
@@ -1512,7 +1516,7 @@ def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) 
         return
     assert found.verdict == "scattered-access"
     assert finding.evidence["used_rows_share"] < 0.01
-    assert finding.expected == pytest.approx(1270 / 250, rel=0.15)
+    assert finding.expected == pytest.approx((470 + operations * 800) / 250, rel=0.15)
     assert "sparse=True" in finding.remedies[0].how
     assert "tied" in finding.remedies[0].how
     assert "Freeze the table" in finding.refute

@@ -309,9 +309,10 @@ class ScatteredAccess(StructureRule):
             return None
         kept = used / written
         share = np.where(gradient, 1 - kept, 0.0)
-        share = np.maximum(share, self._applied(facts, written / facts.steps) * (1 - kept))
+        applied, unneeded = self._applied(facts, written / facts.steps)
+        share = np.maximum(share, applied * (1 - kept))
         freed = (adding | program.labelled("sort-topk")) & ~gradient
-        calls = np.where(share > 0, 0.0, np.where(freed, float(self.freed_calls_share), 0.0))
+        calls = np.where(share > 0, unneeded * share, np.where(freed, float(self.freed_calls_share), 0.0))
         return Dense(share, calls, kept)
 
     def _dense_gradients(self, facts: Facts, adding: Bools) -> tuple[Bools, float, float]:
@@ -343,23 +344,30 @@ class ScatteredAccess(StructureRule):
             used += touched
         return gradient, written, used
 
-    def _applied(self, facts: Facts, tables: float) -> Float64s:
-        """Share of the numbers of each optimizer kernel that belong to tables of so many numbers per step."""
+    def _applied(self, facts: Facts, tables: float) -> tuple[Float64s, Float64s]:
+        """Share of the numbers of each optimizer kernel that belong to tables of so many numbers per step.
+
+        With it, the share of the launches of its operation that could go away: all but one, as the operation goes over
+        a list of tensors in parts.
+        """
         program = facts.program
         lists = program.marked("foreach")
         applying = program.optimizing | lists
-        applied = np.zeros(len(applying))
+        applied, unneeded = np.zeros((2, len(applying)))
         rows = np.flatnonzero(applying)
         if not len(rows):
-            return applied
+            return applied, unneeded
         numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * OF_A_BLOCK, _elements(facts, rows))
         # One operation goes over all parameters, in one launch or several.
-        frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
-        of_operation = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()
+        frame = pl.DataFrame({"name": program.name_codes[rows], "numbers": np.nan_to_num(numbers)})
+        per_step = frame.select(pl.col("numbers").sum().over("name"), launches=pl.len().over("name")) / facts.steps
+        of_operation = per_step["numbers"].to_numpy()
         # No numbers are known of an operation without a recorded grid.
         large = (of_operation > 0) & (of_operation >= tables / 2)
         applied[rows[large]] = np.minimum(tables / of_operation[large], 1.0)
-        return applied
+        in_parts = large & lists[rows]
+        unneeded[rows[in_parts]] = 1 - 1 / np.maximum(per_step["launches"].to_numpy()[in_parts], 1)
+        return applied, unneeded
 
     def _shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding: on copied matrices, on dense gradients, or on other scattered rows."""
