@@ -409,6 +409,26 @@ def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -
     assert ("DataLoader(" in told) == (says == "DataLoader(")
 
 
+def test_input_prepared_ahead_leaves_the_pauses_that_are_for_something_else() -> None:
+    """Of 14 ms in which the GPU waits, 9 ms go into the next batch: the rest stays, whoever prepares batches."""
+
+    def step(machine: Machine) -> None:
+        machine.think(9 * MS)
+        machine.copy(100 * US, 8_000_000, pinned=True)
+        machine.launch(100 * US, times=40)
+        machine.wait()
+        machine.think(5 * MS)
+        machine.launch(100 * US, times=40)
+        machine.wait()
+
+    stall, *_ = verdict(step).findings
+    prepared = stall.remedies[0]
+    assert (stall.id, prepared.action) == ("host-stall", "Prepare the input while the GPU computes")
+    # 8 ms of kernels, the copy, 9 and 5 ms of pauses; 3 % of the 9 ms stay.
+    assert stall.expected == prepared.gain == pytest.approx(22.2 / (22.2 - 0.97 * 9), rel=0.01)
+    assert prepared.expected.endswith("the other pauses, 35.7 % of their time, stay")
+
+
 def test_a_stall_is_named_by_the_thread_that_ends_it_not_by_the_one_that_launches_most() -> None:
     """The first thread compiles in two steps and sends the input; the second one launches what differentiates."""
     machine = Machine()

@@ -100,6 +100,13 @@ def one_way(recorded: RecordedSchedule, direction: str) -> RecordedSchedule:
     return replace(recorded, cause=cause, direction=recorded.direction.set(others, None))
 
 
+def without_stalls_in(recorded: RecordedSchedule, spans: Intervals) -> RecordedSchedule:
+    """The schedule in which changes do not find the host's long pauses that end in one of these disjoint spans."""
+    begun = np.searchsorted(spans.starts, recorded.called_ns, side="right")
+    is_inside = begun > np.searchsorted(spans.ends, recorded.called_ns, side="left")
+    return replace(recorded, stall_ns=np.where(is_inside, 0, recorded.stall_ns))
+
+
 def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
     schedule = recorded.schedule
     is_issuing = (recorded.cause == 0) & (schedule.waits_for < 0)
