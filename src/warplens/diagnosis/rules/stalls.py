@@ -495,7 +495,9 @@ class HostStall(Rule):
         """
         alone = None
         if without != "pauses":
-            alone = facts.replayed("no-host-stall", residual_share=self.kept_share, staying=others and others.pauses)
+            alone = facts.replayed(
+                "no-host-stall", residual_share=self.kept_share, staying=others.pauses if others else None
+            )
         gain = modelled(facts, "no-host-stall")
         if others is not None:
             gain = f"{GAIN}; the other pauses, {percent(others.share)} of their time, stay"
@@ -600,7 +602,11 @@ class HostStall(Rule):
             informs=starting or self._is_hidden(facts, claimed),
             residual_share=kept,
             replayed=facts.replayed(
-                *changes, time=avoidable, calls=avoidable, residual_share=kept, staying=staying and staying.pauses
+                *changes,
+                time=avoidable,
+                calls=avoidable,
+                residual_share=kept,
+                staying=staying.pauses if staying else None,
             ),
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
