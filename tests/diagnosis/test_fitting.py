@@ -14,7 +14,8 @@ from tests.analysis import builders
 from tests.diagnosis import programs
 from tests.diagnosis import test_structure as structure
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, MS, NCCL, US, Machine
-from tests.diagnosis.programs import judged, record, verdict
+from tests.diagnosis.programs import STEPS, judged, record, verdict
+from warplens.analysis.trees import OPERATOR_KIND
 from warplens.diagnosis import Diagnosis, fitting, frameworks
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rules import RULES, rows
@@ -60,6 +61,31 @@ def test_collectives_are_hidden_as_their_kind_and_the_program_allow(
     said = advice(verdict(step), "exposed-communication")
     assert told in said
     assert untold not in said
+
+
+@pytest.mark.parametrize("ahead", ["## wait_sparse_data_dist ##", "## wait_sparse_data_dist 3 ##", "wait"])
+def test_a_batch_that_torchrec_exchanges_ahead_is_not_to_be_exchanged_ahead(ahead: str) -> None:
+    """The exchange of the pooled rows, of a pipeline that exchanges the next batch in ranges of its own, or of none."""
+    machine = Machine()
+    for _ in range(STEPS):
+        with machine.step():
+            machine.launch(2 * MS)
+            machine.launch(200 * US, BACKWARD)
+            with machine.range("nccl:all_to_all"):
+                machine.launch(1 * MS, SEND)
+            with machine.range(ahead):
+                machine.think(10 * US)
+    machine.ranges = [
+        {**named, "kind": OPERATOR_KIND if named["name"].startswith("nccl") else "push-pop"} for named in machine.ranges
+    ]
+    found = judged(machine.trace())
+    said, is_ahead = advice(found, "exposed-communication"), ahead != "wait"
+    assert "Exchange rows while others are computed" in said
+    assert ("TrainPipelineSparseDist" in said) == (not is_ahead)
+    assert ("sparse_data_dist" in said) == ("pooled rows" in said) == is_ahead
+    hidden = found.findings[0].remedies[0]
+    assert hidden.gain == found.findings[0].bound == pytest.approx(3.2 / 2.2, rel=0.02)
+    assert hidden.expected.endswith("the most that it can bring, if all of it hides")
 
 
 def test_no_tool_of_another_maker_is_advised() -> None:

@@ -2711,6 +2711,23 @@ def test_long_turns_that_go_on_with_what_a_mask_selects_are_a_loop(
     assert seen == ([kernels, copies] if looped else [None, None])
 
 
+@pytest.mark.parametrize("kinds", [1, 3, 4, 12])
+def test_read_backs_after_different_work_are_no_loop(kinds: int) -> None:
+    """Twelve values are read in a step, of as many items, or of sizes and offsets of different tables."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, BF16_GEMM, times=20)
+        for number in range(12):
+            machine.launch(4 * US, ADD, times=1 + number % kinds)
+            machine.item()
+
+    found = verdict(step).finding("host-sync")
+    assert found is not None
+    is_loop = 11 // kinds >= 3
+    assert ("looped_kernels_per_step" in found.evidence) == is_loop
+    assert ("Process all items at once" in [remedy.action for remedy in found.remedies]) == is_loop
+
+
 @pytest.mark.parametrize(("turns", "goes"), [(40, True), (20, False)])
 def test_the_backward_pass_of_a_loop_that_reads_back_goes_with_it(turns: int, *, goes: bool) -> None:
     def step(machine: Machine) -> None:

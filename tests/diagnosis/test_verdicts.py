@@ -409,6 +409,40 @@ def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -
     assert ("DataLoader(" in told) == (says == "DataLoader(")
 
 
+def test_input_prepared_ahead_leaves_the_pauses_that_are_for_something_else() -> None:
+    """Of 14 ms in which the GPU waits, 9 ms go into the next batch: the rest stays, whoever prepares batches."""
+
+    def step(machine: Machine) -> None:
+        machine.think(9 * MS)
+        machine.copy(100 * US, 8_000_000, pinned=True)
+        machine.launch(100 * US, times=40)
+        machine.wait()
+        machine.think(5 * MS)
+        machine.launch(100 * US, times=40)
+        machine.wait()
+
+    stall, *_ = verdict(step).findings
+    prepared = stall.remedies[0]
+    assert (stall.id, prepared.action) == ("host-stall", "Prepare the input while the GPU computes")
+    # 8 ms of kernels, the copy, 9 and 5 ms of pauses; 3 % of the 9 ms stay.
+    assert stall.expected == prepared.gain == pytest.approx(22.2 / (22.2 - 0.97 * 9), rel=0.01)
+    assert prepared.expected.endswith("the other pauses, 35.7 % of their time, stay")
+
+
+@pytest.mark.parametrize(("copied", "told"), [(5 * US, False), (2 * MS, True)])
+def test_work_on_results_is_not_predicted_to_go_away_with_pinned_memory(copied: int, *, told: bool) -> None:
+    """Results are fetched within 5 µs, or 2 ms, and the host works on them for 2 ms."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=100)
+        machine.copy(copied, 100_000, "device-to-host", pinned=False)
+        machine.think(2 * MS)
+
+    changes = {prediction.change for prediction in verdict(step).predictions}
+    assert "no-host-stall" in changes
+    assert ("async-copies" in changes) == ("overlapped-copies" in changes) == told
+
+
 def test_a_stall_is_named_by_the_thread_that_ends_it_not_by_the_one_that_launches_most() -> None:
     """The first thread compiles in two steps and sends the input; the second one launches what differentiates."""
     machine = Machine()

@@ -69,6 +69,9 @@ _RATE_BYTES: Final = 1 << 20
 _LINK_RATES: Final = (((9, 0), 50.0), ((8, 0), 24.0), ((0, 0), 12.0))
 
 
+#: Changes of how data is copied.
+_COPY_CHANGES: Final = frozenset({"async-copies", "overlapped-copies"})
+
 _WORK_STAYS: Final = "the work itself takes as long as measured"
 
 
@@ -98,6 +101,13 @@ def one_way(recorded: RecordedSchedule, direction: str) -> RecordedSchedule:
     cause, calls = recorded.cause.copy(), recorded.schedule.call[others.to_numpy()]
     cause[calls[cause[calls] == BLOCKING_COPY]] = SYNCHRONIZATION
     return replace(recorded, cause=cause, direction=recorded.direction.set(others, None))
+
+
+def without_stalls_in(recorded: RecordedSchedule, spans: Intervals) -> RecordedSchedule:
+    """The schedule in which changes do not find the host's long pauses that end in one of these disjoint spans."""
+    begun = np.searchsorted(spans.starts, recorded.called_ns, side="right")
+    is_inside = begun > np.searchsorted(spans.ends, recorded.called_ns, side="left")
+    return replace(recorded, stall_ns=np.where(is_inside, 0, recorded.stall_ns))
 
 
 def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
@@ -316,6 +326,22 @@ def _large_copies(recorded: RecordedSchedule) -> Bools:
     return large
 
 
+def _works_on_results(recorded: RecordedSchedule) -> bool:
+    """Whether all large copies are short, fetch results, and are followed by the host's work on these.
+
+    Copied in another way, only that work would run beside the GPU, which is what `no-host-stall` predicts.
+    """
+    large = _large_copies(recorded)
+    if not large.any() or (recorded.direction.filter(pl.Series(large)) != "device-to-host").any():
+        return False
+    calls = np.unique(recorded.schedule.call[large])
+    waits = np.r_[recorded.cause == SYNCHRONIZATION, False, False]
+    stalls = np.r_[recorded.stall_ns > 0, True, True]  # what ends the window may be such work
+    works = stalls[calls + 1] | (waits[calls + 1] & stalls[calls + 2])
+    copied_ns = int(recorded.schedule.duration_ns[large].sum())
+    return bool(works.all()) and copied_ns < _LEAST_EFFECT * recorded.window.duration_ns
+
+
 def _link_rate(devices: Sequence[Device], device: int) -> float:
     """Bytes per nanosecond of pinned copies over the GPU's link, by its generation."""
     capability = next((known.compute_capability for known in devices if known.ordinal == device), None)
@@ -404,9 +430,10 @@ def predictions(
         common_assumptions += (f"modelled on steps {first}–{last}; the others are like them",)
     results = []
     change_sets = dict.fromkeys([*((change,) for change in CHANGES), *((tuple(together),) if together else ())])
+    works_on_results = _works_on_results(recorded)
     for changes in change_sets:
         changed = apply(changes, recorded, timeline.trace.capture.devices)
-        if changed is None:
+        if changed is None or (works_on_results and _COPY_CHANGES.issuperset(changes)):
             continue
         replayed = replay(changed.schedule)
         predicted = recorded.duration_ns(replayed)

@@ -21,6 +21,7 @@ from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_
 from warplens.analysis.frames import Spent, all_equal, numbered, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
+from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.phases import PHASE, phase_of_work
 from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
@@ -44,7 +45,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
 from warplens.profile.peaks import Peaks, peaks_of
-from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
+from warplens.profile.schema import Bools, Column, Float64s, Int64s, Table, name_categories
 from warplens.profile.trace import WORK_KINDS
 
 #: Labels of work other than kernels; a copy of another direction is `other`.
@@ -341,6 +342,7 @@ class Facts:
         elsewhere: bool = False,
         waits: bool = False,
         direction: str | None = None,
+        staying: Bools | None = None,
     ) -> Gain | None:
         """Gain of changes without a profiler, by a replay; None if the window cannot be replayed.
 
@@ -354,11 +356,13 @@ class Facts:
                 is spent on the results, the graph and the parameters of what is launched.
             waits: whether the host no longer waits for the GPU between calls that go away, even in part.
             direction: of the copies that the changes concern, as in the `copies` table; None for both.
+            staying: pauses of the window in which the host's long pauses stay.
         """
         if self.pace is None:
             return None
+        spans = None if staying is None else union(Intervals.of(self.gaps.filter(pl.Series(staying))))
         if time is None and calls is None:
-            return self.pace.gain(*changes, residual_share=residual_share, direction=direction)
+            return self.pace.gain(*changes, residual_share=residual_share, direction=direction, staying=spans)
 
         rows = self.replayed_rows
 
@@ -366,7 +370,7 @@ class Facts:
             return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
         less = Less(of_schedule(time), of_schedule(calls), stalls, elsewhere, waits)
-        return self.pace.gain(*changes, less=less, residual_share=residual_share, direction=direction)
+        return self.pace.gain(*changes, less=less, residual_share=residual_share, direction=direction, staying=spans)
 
     @cached_property
     def replayed_rows(self) -> Int64s:

@@ -12,6 +12,7 @@ from warplens.analysis.frames import once
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.frameworks import experiment_for, framework_of, in_words_of, is_of_pytorch
+from warplens.profile.schema import name_categories
 
 #: Engines that serve language models, by their kernel libraries.
 _ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
@@ -76,11 +77,20 @@ def _optimizer_is_fused(facts: Facts) -> bool:
     return not facts.trains or bool(facts.program.marked("fused-optimizer").any())
 
 
+@once
+def _exchanges_ahead(facts: Facts) -> bool:
+    """Whether a pipeline of torchrec, which names its ranges so, exchanges the next batch during this one already."""
+    names = name_categories(facts.timeline.trace.ranges["name"])
+    return bool(names.str.contains("wait_sparse_data_dist", literal=True).any())
+
+
 #: Pattern of lines of a remedy's code, and the programs to which they do not apply.
 _LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
     (re.compile(r"\bn(?:sys|cu)\b|gpu-metrics-devices"), _on_amd),
     (re.compile(r"written-out attention"), _attention_is_fused),
     (re.compile(r"a fused optimizer for its kernels"), _optimizer_is_fused),
+    (re.compile(r"TrainPipelineSparseDist"), _exchanges_ahead),
+    (re.compile(r"in sparse_data_dist|pooled rows"), lambda facts: not _exchanges_ahead(facts)),
 )
 
 #: Mention of an NVIDIA tool in an experiment, in brackets or at their end.

@@ -19,7 +19,15 @@ import numpy as np
 from warplens.analysis.frames import running_sum
 from warplens.analysis.hostpace import SYNCHRONIZATION
 from warplens.analysis.intervals import Intervals, total, union
-from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, one_way, without_waits
+from warplens.analysis.prediction import (
+    LARGEST_ERROR,
+    Change,
+    apply,
+    excerpt,
+    one_way,
+    without_stalls_in,
+    without_waits,
+)
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
 from warplens.analysis.timeline import HostShare, Timeline
@@ -138,25 +146,40 @@ class Pace:
         return self._unchanged_ns[speed]
 
     def replayed(
-        self, speed: HostSpeed, *changes: Change, less: Less | None = None, direction: str | None = None
+        self,
+        speed: HostSpeed,
+        *changes: Change,
+        less: Less | None = None,
+        direction: str | None = None,
+        staying: Intervals | None = None,
     ) -> tuple[RecordedSchedule, Replayed] | None:
         """The schedule with these changes, and its replayed times; None if they alter nothing."""
         recorded = self.at(speed)
-        changed = _changed(recorded if direction is None else one_way(recorded, direction), changes, less, self.devices)
+        if direction is not None:
+            recorded = one_way(recorded, direction)
+        if staying is not None:
+            recorded = without_stalls_in(recorded, staying)
+        changed = _changed(recorded, changes, less, self.devices)
         return None if changed is None else (changed, replay(changed.schedule))
 
     def gain(
-        self, *changes: Change, less: Less | None = None, residual_share: float = 0.0, direction: str | None = None
+        self,
+        *changes: Change,
+        less: Less | None = None,
+        residual_share: float = 0.0,
+        direction: str | None = None,
+        staying: Intervals | None = None,
     ) -> Gain | None:
         """Gain of these changes together; None if they alter nothing.
 
         Args:
             residual_share: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
             direction: of the copies that the changes concern, as in the `copies` table; None for both.
+            staying: disjoint spans whose long pauses of the host stay.
         """
         gains, best, work_share = [], [], 0.0
         for speed in HostSpeed:
-            result = self.replayed(speed, *changes, less=less, direction=direction)
+            result = self.replayed(speed, *changes, less=less, direction=direction, staying=staying)
             if result is None:
                 return None
             if speed is HostSpeed.USUAL:

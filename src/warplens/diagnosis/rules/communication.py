@@ -59,6 +59,8 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         Remedy(
             "Exchange rows while others are computed",
             "# embedding tables: torchrec's TrainPipelineSparseDist exchanges the next batch during this one\n"
+            "# in sparse_data_dist the host waits for sizes before it issues more: newer torchrec waits a stage later\n"
+            "# pooled rows: all dense layers that do not need them between the look-up and their first use\n"
             "# experts: split the batch in two, and compute one half while the other is exchanged\n"
             "# attention over parts of a sequence: queries are exchanged while keys and values are projected",
         ),
@@ -484,6 +486,8 @@ class ExposedCommunication(Rule):
         limited = "limited by the compute that can run beside it, which takes less time"
         if share >= self.fewer_bytes:
             effect = "one half of the batch beside the other" if exposed.kind == "layers" else ""
+            if share == 1.0:
+                effect = "the most that it can bring, if all of it hides"
             return self._saving(facts, exposed, beside, share, effect)
         if share >= exposed.fewer:
             return self._saving(facts, exposed, beside, share, limited)

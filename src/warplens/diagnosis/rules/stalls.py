@@ -19,7 +19,7 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading, time_inside
 from warplens.diagnosis.facts import Facts, range_names, time_by_range
-from warplens.diagnosis.findings import USUAL, Confidence, Finding, Remedy, Variant
+from warplens.diagnosis.findings import GAIN, USUAL, Confidence, Finding, Remedy, Variant, percent
 from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     SEEN_IDLE,
@@ -220,6 +220,14 @@ _UNNAMED: Final[dict[_Kind, _Remedies]] = {
 _Without: TypeAlias = Literal["pauses", "pinned", "round-trip"]
 
 
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """Pauses of a host that mostly prepares input, in which it does something else."""
+
+    pauses: Bools  #: which of the window's pauses
+    share: float  #: of the time of all pauses of this host
+
+
 @dataclass(frozen=True)
 class _Activity:
     """What the host does in most of its pauses, as far as the profile shows it."""
@@ -278,6 +286,7 @@ class HostStall(Rule):
         0.01,
         "On the GPU, the work runs at the rate of its memory, a hundred times or more that of a thread (some 10 GB/s).",
     )
+    other_share = Limit(0.1, "As much of the pauses for input stays anyway, so a smaller part need not be told apart.")
     large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
     launches_long = Limit(100, "A pause as long as so many launches is other work, not an interrupted launch.")
@@ -456,24 +465,47 @@ class HostStall(Rule):
         """Remedies for the activity that range names show in most of the time of these pauses; None for none."""
         time_of: Counter[_Remedies] = Counter()
         for name, time in time_by_range(facts, within, spent).items():
-            activities = (found for pattern, found in _ACTIVITIES.items() if re.search(pattern, name, re.I))
-            if (activity := next(activities, None)) is not None and not _is_plain_operator(name):
+            if (activity := _activity_of(name)) is not None:
                 time_of[activity] += time
         activity, time = max(time_of.items(), key=itemgetter(1), default=(None, 0))
         return activity if time >= self.mostly * float(spent.sum()) else None
 
-    def _with_gains(self, facts: Facts, remedies: _Remedies, without: _Without) -> tuple[Remedy, ...]:
+    def _other_pauses(self, facts: Facts, within: pl.Series, spent: Int64s) -> _Others | None:
+        """The pauses that are not for the next input; None if they take little time.
+
+        A pause is for input if it ends with a copy to the GPU, or a range that is open in it is named after input.
+        """
+        rows = np.flatnonzero(spent)
+        _, for_input = _beside(facts, facts.copies.filter(pl.col("bytes") >= self.results_bytes), rows)
+        names = facts.timeline.trace.ranges["name"].gather(within).cast(pl.String)
+        of_input = [name for name in names.drop_nulls().unique() if _activity_of(name) is _INPUT]
+        for_input |= names.is_in(of_input).fill_null(value=False).to_numpy()
+        others = np.zeros(len(spent), dtype=np.bool_)
+        others[rows[~for_input]] = True
+        share = float(spent[others].sum() / spent.sum())
+        return _Others(others, share) if share > self.other_share else None
+
+    def _with_gains(
+        self, facts: Facts, remedies: _Remedies, without: _Without, others: _Others | None
+    ) -> tuple[Remedy, ...]:
         """These remedies for the host's activity, with their gains.
 
         Remedies that leave out the pauses alone have their own gain. Input that is prepared by other processes is
-        pinned as well.
+        pinned as well. The `others` of these pauses stay.
         """
-        alone = facts.replayed("no-host-stall", residual_share=self.kept_share) if without != "pauses" else None
+        alone = None
+        if without != "pauses":
+            alone = facts.replayed(
+                "no-host-stall", residual_share=self.kept_share, staying=others.pauses if others else None
+            )
+        gain = modelled(facts, "no-host-stall")
+        if others is not None:
+            gain = f"{GAIN}; the other pauses, {percent(others.share)} of their time, stay"
 
         def with_gain(remedy: Remedy) -> Remedy:
             if without == "pinned" and remedy in _INPUT:
                 return remedy
-            changed = replace(remedy, expected=remedy.expected.format(gain=modelled(facts, "no-host-stall")))
+            changed = replace(remedy, expected=remedy.expected.format(gain=gain))
             return changed if without == "pauses" else bringing(changed, alone)
 
         return tuple(map(with_gain, remedies if isinstance(remedies, tuple) else (remedies,)))
@@ -539,14 +571,15 @@ class HostStall(Rule):
         if activity.around == "round-trip" and not activity.waits:
             avoidable, without = self._there_and_back(facts), "round-trip"
             copies = int(facts.program.own_ns @ avoidable)
+        staying = self._other_pauses(facts, within, spent) if main is _INPUT else None
         kept = first_of(
             (main is _COMPILING and activity.in_steps, self.kept_share),
             (avoidable is not None, self.moved_kept_share),
-            (activity.around == "input", self.handed_share),
+            (activity.around == "input" and staying is None, self.handed_share),
             default=self.kept_share,
         )
         by_place = _by_place(facts, activity.kind, on_data=on_data)
-        first, *others = self._with_gains(facts, main, without)
+        first, *others = self._with_gains(facts, main, without, staying)
         # Input that is prepared ahead need not be prepared faster.
         ordered = (first, by_place) if main is _INPUT else (by_place, first)
         starting = activity.kind == "start-up"
@@ -568,7 +601,13 @@ class HostStall(Rule):
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
             residual_share=kept,
-            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, residual_share=kept),
+            replayed=facts.replayed(
+                *changes,
+                time=avoidable,
+                calls=avoidable,
+                residual_share=kept,
+                staying=staying.pauses if staying else None,
+            ),
             busy_ns=copies,
             # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
             bound_ns=facts.own_idle_ns + copies,
@@ -621,6 +660,12 @@ def _are_named(facts: Facts, stalls: pl.DataFrame, within: pl.Series) -> Bools:
     _, step_begins, _ = facts.window.step_edges
     fills = (stalls["end_ns"] - stalls["start_ns"]).to_numpy() > HostStall.mostly * (ends - begins)
     return np.asarray(within.is_not_null().to_numpy() & fills & ~np.isin(begins, step_begins))
+
+
+def _activity_of(name: str) -> _Remedies | None:
+    """Remedies for the activity that a range is named after; None if its name does not show it."""
+    activities = (found for pattern, found in _ACTIVITIES.items() if re.search(pattern, name, re.I))
+    return None if _is_plain_operator(name) else next(activities, None)
 
 
 def _is_plain_operator(name: str) -> bool:

@@ -122,6 +122,10 @@ class HostSync(Rule):
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
+    turns_of_kind = Limit(
+        3,
+        "Of one turn each, or two, eight read-backs are different questions. Loops of 30 programs had six or more.",
+    )
     between = Limit(16, "Launches for one item of such a loop; layers of a network have products in between.")
     longest_turn = Limit(64, "The same if turns are alike, and each selects by a mask: 19 launches to compare boxes.")
     backward_apart = Limit(0.2, "A loop of the backward pass has about as many turns as the loop with the read-backs.")
@@ -224,11 +228,20 @@ class HostSync(Rule):
         for parting in (program.in_order(self._products(facts)), program.breaks):
             close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
         edges = np.flatnonzero(np.r_[True, ~close])
+        names = program.in_order(program.names())
         for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
-            if last - first >= self.in_a_row:
+            if last - first >= self.in_a_row and self._repeats(names, places[first:last]):
                 rows = order[places[first] : places[last - 1] + 1]
                 share[rows] = 1 - 1 / (last - first)
         return self._with_backward(facts, share)
+
+    def _repeats(self, names: Int64s, reads: Int64s) -> bool:
+        """Whether the work between these read-backs is often the same, as that of items is.
+
+        The kind of a turn is that of its kernels: a loop has as many kinds as read-backs for an item, or branches.
+        """
+        kinds = {names[begin:end].tobytes() for begin, end in pairwise(reads)}
+        return len(reads) - 1 >= self.turns_of_kind * len(kinds)
 
     def _products(self, facts: Facts) -> Bools:
         """Matrix products, and CUDA graphs traced as a whole, which may hold some."""
