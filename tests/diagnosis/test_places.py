@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.analysis.builders import python_call
@@ -9,7 +11,7 @@ from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis import programs
 from tests.diagnosis.machine import Machine
 from warplens.diagnosis import diagnose
-from warplens.report.verdict import place_lines
+from warplens.report.verdict import place_lines, place_words
 
 
 def located(step: programs.Step, within: dict[str, str]):
@@ -65,3 +67,26 @@ def test_work_is_found_at_the_line_that_launches_it():
 
 def test_a_finding_that_claims_no_time_has_no_place():
     assert all(not found.places for found in programs.verdict(programs.whole_graph).findings)
+
+
+@pytest.mark.parametrize(("name", "place"), [("loop", None), ("attention", "attention")])
+def test_a_range_around_all_of_the_window_is_no_place(name, place):
+    """`loop` is around all launches, `attention` around each wait; steps are told by their launches."""
+    machine = Machine()
+    for _ in range(programs.STEPS):
+        with machine.step():
+            programs.item_per_layer(machine)
+    waits = [row for row in machine.calls if row["name"] == "cudaStreamSynchronize"]
+    spans = [(0, machine.calls[-1]["end_ns"] + 5)] if name == "loop" else [(w["start_ns"], w["end_ns"]) for w in waits]
+    ranges = [annotation(begin, end, name) for begin, end in spans]
+    timeline = program(machine.kernels, machine.calls, ranges, copies=machine.copies)
+    found = diagnose(timeline, timeline.window()).finding("host-sync")
+    assert [each.range for each in found.places] == ([] if place is None else [place])
+
+
+def test_a_place_with_nothing_but_the_step_says_that_it_is_outside_of_what_is_in_it():
+    (place, *_) = located(programs.item_per_layer, {"cudaStreamSynchronize": "aten::item"}).finding("host-sync").places
+    only_step = replace(place, operator=None, file=None, line=None, function=None, range="ProfilerStep")
+    assert place_words(only_step) == "outside all operators and ranges inside the step"
+    assert place_words(replace(only_step, range="forward")) == "in forward"
+    assert place_words(replace(only_step, range=None)) == "outside all operators and ranges"

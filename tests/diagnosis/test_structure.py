@@ -1229,6 +1229,7 @@ def test_a_mask_of_keys_hides_padding_whether_it_is_repeated_for_the_heads_or_no
     "name",
     [
         "void at::native::(anonymous namespace)::EmbeddingBag_updateOutputKernel_sum_mean<float, long>(long const*)",
+        "void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1<float, float>(float*)",
         "void at::native::mbtopk::gatherTopK<float, unsigned int, 2>(at::cuda::detail::TensorInfo<float>)",
         "void at::native::mbtopk::computeBlockDigitCounts<float, unsigned int, unsigned int, 2>(unsigned int*)",
     ],

@@ -18,7 +18,7 @@ from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import OPERATOR_KIND
 from warplens.diagnosis import Diagnosis, Thresholds, diagnose
-from warplens.diagnosis.findings import Remedy, about, percent
+from warplens.diagnosis.findings import Remedy, about
 from warplens.diagnosis.rule import in_order
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile import Device
@@ -947,18 +947,11 @@ def test_a_remedy_that_leaves_the_copies_has_the_gain_without_them() -> None:
     assert alone.expected.startswith(about(alone.gain))  # type: ignore[arg-type]
 
 
-def _saved(found: Diagnosis) -> str:
-    """The part of the time that the gain of the verdict saves."""
-    return percent(1 - 1 / (found.findings[0].expected or 1.0))
-
-
 def test_a_gain_beyond_the_share_says_what_else_its_remedy_removes() -> None:
     found = verdict(_round_trip)
     assert found.verdict == "host-stall"
     assert found.headline_share == pytest.approx(16 / 28, rel=0.1)
-    assert f"; the first remedy saves {_saved(found)} of the time without the profiler, as it also removes copies;" in (
-        found.headline
-    )
+    assert "; the first remedy saves more, as it also removes copies;" in found.headline
 
 
 def test_a_gain_that_a_shorter_window_explains_says_so() -> None:
@@ -970,7 +963,7 @@ def test_a_gain_that_a_shorter_window_explains_says_so() -> None:
 
     found = verdict(step)
     assert found.verdict == "host-stall"
-    said = f"; without the profiler the time is shorter, and the first remedy saves {_saved(found)} of it;"
+    said = "; without the profiler the time is shorter, and the first remedy saves more of it;"
     assert said in found.headline
 
 
@@ -980,11 +973,8 @@ def test_a_gain_that_ends_at_the_pace_of_the_host_says_so() -> None:
 
     found = verdict(step, Machine(python_ns=200 * US))
     assert found.verdict == "precision"
-    said = (
-        f"; the first remedy saves {_saved(found)} of the time without the profiler, and then the host sets the pace;"
-    )
-    assert said in found.headline
-    assert "then the host sets the pace" not in verdict(step).headline
+    assert "; the first remedy saves a part of it, as the host then sets the pace;" in found.headline
+    assert "the host then sets the pace" not in verdict(step).headline
 
 
 def test_the_profiler_costs_a_part_of_a_share_only_if_it_slowed_the_host() -> None:
@@ -1002,8 +992,8 @@ def test_the_profiler_costs_a_part_of_a_share_only_if_it_slowed_the_host() -> No
     copied = verdict(step)  # pinned memory leaves a part of the copy
     assert copied.verdict == "blocking-copy"
     assert "whose cost is part of the" not in gain(copied)
-    said = f"; the first remedy saves {_saved(copied)} of the time without the profiler, and the rest stays;"
-    assert said in copied.headline
+    assert "; the first remedy saves a part of it; about" in copied.headline
+    assert copied.headline.count("%") == 1, "one share, of the recorded time"
 
 
 def test_data_between_two_parts_of_a_program_make_no_round_trip() -> None:

@@ -223,6 +223,21 @@ def test_a_kernels_name_keeps_its_spelling_at_the_begin_of_a_sentence():
     assert answer.brings.startswith("In kernelA: 4 blocks")
 
 
+@pytest.mark.parametrize(
+    ("sm", "registers", "says"),
+    [
+        ((62.0, 78.0), 168, ", at 62.0 % to 78.0 % of its peak; occupancy is 12.5 %, limited by registers."),
+        ((62.0, 62.0), 32, ", at 62.0 % of its peak."),
+        ((95.0, 95.0), 168, ", at 95.0 % of its peak."),
+    ],
+)
+def test_kernels_that_are_bound_but_not_near_the_peak_say_so_with_their_occupancy(sm, registers, says):
+    """Of 65,536 registers, one block of 256 threads takes 43,008 if each has 168: 8 warps of 64."""
+    launches = (launch(f"product_{share}", sm=share, memory=20.0, registers=registers) for share in sm)
+    answer = counters_answer(examine_counters(counters(*launches)))
+    assert answer.verdict == f"All of the profiled time is bound by compute{says}"
+
+
 def test_what_changed_comes_by_size_and_what_did_not_change_is_left_out():
     hits, reads = "lts__t_sector_hit_rate.pct", "dram__bytes_read.sum"
     before, after = (

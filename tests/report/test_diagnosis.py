@@ -198,6 +198,17 @@ def test_the_shares_of_the_phases_add_up_with_what_lies_outside_of_them(numbers)
     assert sum(shares(few).values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("seen", "named"), [(0.2, None), (0.4, "host-stall")])
+def test_the_time_outside_of_all_phases_has_its_part_of_the_verdict(numbers, seen, named):
+    """Of a window of 100 ms, 30 ms are outside; two thirds of the verdict's 20 or 40 ms lie there."""
+    phase = replace(numbers.diagnosis.per_phase[0], wall_ns=70_000_000, busy_ns=70_000_000, of_verdict_share=1 / 3)
+    coverage = replace(numbers.diagnosis.coverage, wall_ns=100_000_000, busy_ns=75_000_000)
+    found = replace(numbers.diagnosis, verdict="host-stall", per_phase=(phase,), coverage=coverage, headline_share=seen)
+    table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+    assert table.rows["of_verdict_share"].to_list() == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
+    assert table.rows["verdict"][1] == named
+
+
 def test_a_phase_that_is_the_whole_window_does_not_repeat_its_verdict(numbers):
     whole = replace(numbers.diagnosis.per_phase[0], share=1.0)
     tables = diagnosis_tables(replace(numbers.diagnosis, per_phase=(whole,)))

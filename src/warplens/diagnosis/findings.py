@@ -105,7 +105,8 @@ class Place:
     of_count: int  #: how many belong to the finding
     share: float  #: of the finding's time; of the number of objects if none of them costs time by itself
     operator: str | None  #: the innermost operator around them
-    range: str | None  #: the innermost annotated range, without numbers of steps and calls
+    #: the innermost annotated range, without numbers of steps and calls; None for one around the whole window
+    range: str | None
     module: str | None  #: the two innermost modules, `BertOutput.LayerNorm`
     file: str | None  #: the source file with the last folder above it, if any
     line: int | None  #: the line where the function begins, which is what profilers record

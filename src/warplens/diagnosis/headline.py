@@ -160,31 +160,17 @@ def is_of_profiler(share: float | None, without_profiler: float | None, expected
 
 @dataclass(frozen=True)
 class _Saving:
-    """What a remedy saves, if that is not the time of its cause, and why."""
+    """Why a remedy does not save the time of its cause.
 
-    remedy: str  #: what the text calls it
-    share: float  #: saved share of the time without the profiler
-    time: str  #: what it is a share of, in words
+    No share of the time is told: that of the headline is recorded, and the gain is without the profiler.
+    """
+
+    clause: str  #: a part of a sentence
     also_removed: str = ""  #: what it removes beside the time of the cause, in words
-    left: str = ""  #: why it saves less than the time of the cause
-    is_by_profiler: bool = False  #: whether the shares only differ because the profiler added other time
-
-    @property
-    def told(self) -> str:
-        """What it saves and why, without its name."""
-        saved = f"saves {percent(self.share)} of {self.time} without the profiler"
-        return f"{saved}, as it also removes {self.also_removed}" if self.also_removed else f"{saved}, and {self.left}"
-
-    @property
-    def clause(self) -> str:
-        """A part of a sentence with all of it."""
-        if self.is_by_profiler:
-            return f"without the profiler {self.time} is shorter, and {self.remedy} saves {percent(self.share)} of it"
-        return f"{self.remedy} {self.told}"
 
 
 def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, modelled: float) -> _Saving | None:
-    """What the remedy saves, if that is not the share of the cause.
+    """Why the remedy saves more or less than the share of the cause; None if it saves as much.
 
     A remedy may save more than the time of its cause: other GPU work, or pauses that a host with less to do does not
     make. It may save less: it leaves a part, or the host sets the pace then. Both are without the profiler, whose time
@@ -198,19 +184,16 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
     if expected is None or own is None or is_of_profiler(share, own, expected):
         return None
     left = 1 / expected
-    saving = _Saving(
-        remedy="the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy",
-        share=1 - left,
-        time="the time per unit of work" if verdict.is_throughput else "the time",
-    )
+    remedy = "the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy"
     if left > _BELOW_SHARE * (1 - share):
-        paced = _paces_after(facts, verdict, claims)
-        return replace(saving, left="then the host sets the pace" if paced else "the rest stays")
+        paced = ", as the host then sets the pace" if _paces_after(facts, verdict, claims) else ""
+        return _Saving(f"{remedy} saves a part of it{paced}")
     if _EXCEEDS_SHARE * left >= 1 - share - modelled:
         return None
     if modelled == 0 and _EXCEEDS_SHARE * left >= 1 - own:
-        return replace(saving, is_by_profiler=True)
-    return replace(saving, also_removed=_also_removed(facts, verdict, claims, saving.share, own))
+        return _Saving(f"without the profiler the time is shorter, and {remedy} saves more of it")
+    also_removed = _also_removed(facts, verdict, claims, 1 - left, own)
+    return _Saving(f"{remedy} saves more, as it also removes {also_removed}", also_removed)
 
 
 def _paces_after(facts: Facts, verdict: Finding, claims: Claims) -> bool:
@@ -258,7 +241,9 @@ def with_reason(facts: Facts, finding: Finding, claims: Claims) -> Finding:
         return finding
     best = next((remedy for remedy in finding.remedies if remedy.gain == finding.expected), None)
     remedies = (
-        replace(remedy, expected=f"{remedy.expected}; {saving.told}") if remedy is best else remedy
+        replace(remedy, expected=f"{remedy.expected}; it also removes {saving.also_removed}")
+        if remedy is best
+        else remedy
         for remedy in finding.remedies
     )
     return replace(finding, remedies=tuple(remedies))

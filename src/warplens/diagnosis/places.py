@@ -7,6 +7,7 @@ pause belongs to the call in which it starts or lies, not to the work that comes
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.frames import Spent, sum_by
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.launches import launching_threads
+from warplens.analysis.trees import is_operator
+from warplens.analysis.window import unnumbered_name
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import time_inside, waits_of_host
 from warplens.diagnosis.facts import Facts
@@ -59,7 +62,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
             # A host that need not issue this work is in time for other work as well, which is not where the cause is.
             spent, kind = np.where(own, spent, 0), "kernels"
         rows = np.flatnonzero(spent > 0)
-        return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows])
+        return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows], _around(facts))
     gaps = claims.of_gaps(id_).to_numpy()
     if by == "pauses":
         calls, spent = _pauses(facts, gaps)
@@ -68,7 +71,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
         spent = _of_last_call(facts, calls, gaps) if by == "waits" else _inside(facts, calls, gaps)
         if by == "copies":
             spent += _of_launched(calls, facts.work, claims.of_work(id_))
-    return _largest(places_of_calls(facts.timeline, calls), by, spent)
+    return _largest(places_of_calls(facts.timeline, calls), by, spent, _around(facts))
 
 
 def _of_next_work(facts: Facts, pauses: Spent) -> Spent:
@@ -135,11 +138,24 @@ def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) ->
     return found["claimed_ns"].fill_null(0).to_numpy().astype(np.int64)
 
 
-def _largest(found: tuple[pl.DataFrame, Int64s], kind: str, spent: Int64s) -> tuple[Place, ...]:
-    """The places with the most time, or with the most calls if none costs time by itself."""
+def _around(facts: Facts) -> list[str]:
+    """Names of ranges in which the whole window was launched; they tell no place."""
+    ranges = facts.timeline.trace.ranges
+    begin, end = facts.work["launch_start_ns"].min(), facts.work["launch_end_ns"].max()
+    held = ranges.filter((pl.col("start_ns") <= begin) & (pl.col("end_ns") >= end) & ~pl.Series(is_operator(ranges)))
+    return list(map(unnumbered_name, held["name"].cast(pl.String).unique()))
+
+
+def _largest(found: tuple[pl.DataFrame, Int64s], kind: str, spent: Int64s, around: Sequence[str]) -> tuple[Place, ...]:
+    """The places with the most time, or with the most calls if none costs time by itself.
+
+    Args:
+        around: names of ranges that tell no place.
+    """
     named, which = found
     if not named.height:
         return ()
+    named = named.with_columns(pl.when(~pl.col("range").cast(pl.String).is_in(around)).then("range"))
     # Calls are grouped by all attributes; work only by a few, because it is spread over many operators but few lines.
     lines = bool(named["line"].is_not_null().any())
     keys = (

@@ -83,8 +83,9 @@ MARKS: Final = {
     "sorting-long-rows": r"Device(?:Segmented)?RadixSort",
     # Kernels of torch.topk: they select, and sort only what they selected.
     "selecting-largest": r"(?i)topk|radixFind|computeBlock(?:Digit|wise)\w*Counts|computeDigitCumSum",
-    # Rows that are summed as they are read: EmbeddingBag, and the tables of FBGEMM.
-    "summing-rows": r"(?i)embedding_?bag\w*(?:output|forward)|split_embedding\w*forward",
+    # Rows that are summed as they are read: EmbeddingBag, and the tables of FBGEMM, whose backward pass also updates
+    # each row as it sums its gradient.
+    "summing-rows": r"(?i)embedding_?bag\w*(?:output|forward)|split_embedding",
     # The keys of a sort have the first type among its template arguments.
     "sorting-values": r"(?i)sort\w*<(?:(?:\(int\))?-?\d+, |[\w:]*policy_hub<)*(?:float|double|c10::(?:BF|H)\w+)\b",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",

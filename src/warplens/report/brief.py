@@ -88,12 +88,13 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
     if places := "; ".join(f"{fmt.share(place.share)} of it {place_words(place)}" for place in main):
         yield Line("where", fmt.sentence(places))
     yield Line("gain", _gain(diagnosis, verdict), tone)
-    if verdict.remedies:
-        remedy = verdict.remedies[0]
-        texts = filter(None, (remedy.action, _brings(verdict)))
-        yield Line("do", " ".join(map(fmt.sentence, texts)), code=tuple(_of_path(path, ways(remedy.how))))
+    to_mend = _to_mend(diagnosis)
+    if to_mend.remedies:
+        yield _first_remedy("do", to_mend, path)
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
+    if to_mend is not verdict:
+        yield _first_remedy("also", verdict, path)
     if isinstance(diagnosis, Diagnosis):
         if text := _together(diagnosis, verdict):
             yield Line("also", text)
@@ -109,6 +110,30 @@ def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str], path: s
     yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
     if commands:
         yield Line("next", "", "quiet", code=tuple(commands))
+
+
+def _first_remedy(label: str, finding: Finding, path: str) -> Line:
+    """The first remedy of a finding, its effect and its code, with what the user types for the profile."""
+    remedy = finding.remedies[0]
+    texts = filter(None, (remedy.action, _brings(finding)))
+    return Line(label, " ".join(map(fmt.sentence, texts)), code=tuple(_of_path(path, ways(remedy.how))))
+
+
+def _to_mend(diagnosis: Diagnosis | RunDiagnosis) -> Finding:
+    """The finding whose remedy comes first: the verdict, or what was found beside kernels of unknown roofs.
+
+    To find out how near these are comes after a cause that is worth a change.
+    """
+    verdict, best = diagnosis.findings[0], _best_other(diagnosis)
+    if verdict.id != BelowRoof.id or is_known(verdict) or best is None or best.confidence == "low":
+        return verdict
+    return best if (best.expected or 0.0) >= DEFAULTS.warning_ceiling else verdict
+
+
+def _best_other(diagnosis: Diagnosis | RunDiagnosis) -> Finding | None:
+    """The finding with the largest gain beside the verdict; None without one."""
+    with_gain = (finding for finding in diagnosis.findings[1:] if gain_words(finding))
+    return max(with_gain, key=lambda finding: finding.gain or 0.0, default=None)
 
 
 def _together(diagnosis: Diagnosis, verdict: Finding) -> str:
@@ -191,8 +216,7 @@ def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tupl
     """For a verdict without a gain of its own: how much there is to gain, in one or two words, and the reason."""
     if verdict.id == _INCOMPLETE:
         return "Unknown", "this profile cannot show it"
-    with_gain = (finding for finding in diagnosis.findings[1:] if gain_words(finding))
-    best_other = max(with_gain, key=lambda finding: finding.gain or 0.0, default=None)
+    best_other = _best_other(diagnosis)
     from_others = (
         "no cause was found" if best_other is None else f"of what was found, most from {_with_gain(best_other)}"
     )
@@ -257,7 +281,8 @@ def answer_block(diagnosis: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...],
     The strips (the time by parts) are left out if the profile is incomplete.
     """
     verdict, others = diagnosis.findings[0], diagnosis.findings[1:]
-    remedy = verdict.remedies[0] if verdict.remedies else None
+    to_mend = _to_mend(diagnosis)
+    remedy = to_mend.remedies[0] if to_mend.remedies else None
     others_with_gain = [
         finding for finding in others if finding.id != _INCOMPLETE and not rule(finding.id).describes and finding.gain
     ]
@@ -278,7 +303,7 @@ def answer_block(diagnosis: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...],
         gain_range=gain_range,
         do=remedy.action if remedy else "",
         code="\n".join(ways(remedy.how)) if remedy else "",
-        brings=f"Expected: {brings}" if is_complete and (brings := _brings(verdict)) else "",
+        brings=f"Expected: {brings}" if is_complete and (brings := _brings(to_mend)) else "",
         sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(diagnosis)}." if is_complete else "",
         refute=verdict.refute if is_complete else "",
         notes=tuple(limiting),
@@ -359,7 +384,7 @@ def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
     """The verdicts of several profiles, given as name and diagnosis, one row each."""
     rows = []
     for source, diagnosis in diagnoses:
-        verdict = diagnosis.findings[0]
+        verdict, remedies = diagnosis.findings[0], _to_mend(diagnosis).remedies
         has_gain = not rule(verdict.id).describes
         low, high = verdict.expected_interval or (None, None)
         rows.append(
@@ -370,7 +395,7 @@ def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
                 "gain": factor(verdict.expected if has_gain else None),
                 "range": f"{factor(low)} to {factor(high)}" if has_gain and low is not None else fmt.MISSING,
                 "bound": factor(told_bound(verdict) if has_gain else None),
-                "remedy": verdict.remedies[0].action if verdict.remedies else fmt.MISSING,
+                "remedy": remedies[0].action if remedies else fmt.MISSING,
             }
         )
     schema = dict.fromkeys((column.name for column in _COLUMNS), pl.String)

@@ -20,6 +20,7 @@ from warplens.diagnosis.findings import MANY, Place, UnprofiledStep, about, time
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.ranks import RanksRule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
+from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.unprofiled import NOISE
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
@@ -237,6 +238,7 @@ _EVIDENCE_WORDS: Final = {
     "affected": "affected kernels",
     "active_threads_of_32": "active threads (of 32)",
     "at_peak": "at data-sheet peak",
+    "attentions": "attention passes, forward and backward:",
     "between": "between collectives",
     "caused": "delay caused by it alone",
     "channels_first": "channels-first work",
@@ -354,8 +356,9 @@ def place_words(place: Place) -> str:
     """The names of a place in the program: `in aten::item, train.py:88 (step)`."""
     source = place.file and f"{place.file}:{place.line} ({place.function})"
     names = [name for name in (place.operator, place.module, _range_of(place), source) if name]
-    where = ", ".join(names) or place.range
-    return f"in {where}" if where else "outside all operators and ranges"
+    if names:
+        return f"in {', '.join(names)}"
+    return f"outside all operators and ranges{' inside the step' if place.range else ''}"
 
 
 def place_lines(finding: Finding) -> Iterator[str]:
@@ -597,21 +600,30 @@ def _phase_row(phase: PhaseVerdict) -> dict[str, Any]:
 
 
 def _outside(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
-    """The row of the time outside of all phases, with which the shares add up to the window."""
+    """The row of the time outside of all phases, with which the shares add up to the window and to the verdict.
+
+    It names the verdict where that takes most of this time.
+    """
+    coverage = diagnosis.coverage
     wall, busy = (
-        getattr(diagnosis.coverage, name) - sum(getattr(phase, name) for phase in diagnosis.per_phase)
+        getattr(coverage, name) - sum(getattr(phase, name) for phase in diagnosis.per_phase)
         for name in ("wall_ns", "busy_ns")
     )
-    if wall > _SMALLEST_OUTSIDE_SHARE * diagnosis.coverage.wall_ns:
-        yield {
-            "phase": fmt.phase_title(NO_PHASE),
-            "verdict": None,
-            "gain": None,
-            "wall_ns": wall,
-            "busy_share": busy / wall,
-            "share": wall / diagnosis.coverage.wall_ns,
-            "of_verdict_share": None,
-        }
+    if wall <= _SMALLEST_OUTSIDE_SHARE * coverage.wall_ns:
+        return
+    shares = [phase.of_verdict_share for phase in diagnosis.per_phase if phase.of_verdict_share is not None]
+    of_verdict = max(1 - sum(shares), 0.0) if shares else None
+    claimed_ns = (of_verdict or 0.0) * (diagnosis.headline_share or 0.0) * coverage.wall_ns
+    is_of_verdict = claimed_ns > DEFAULTS.dominant_share * wall
+    yield {
+        "phase": fmt.phase_title(NO_PHASE),
+        "verdict": diagnosis.verdict if is_of_verdict else None,
+        "gain": None,
+        "wall_ns": wall,
+        "busy_share": busy / wall,
+        "share": wall / coverage.wall_ns,
+        "of_verdict_share": of_verdict,
+    }
 
 
 def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:

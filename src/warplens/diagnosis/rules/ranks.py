@@ -373,7 +373,8 @@ class Straggler(RanksRule):
     raised_when = (
         "one rank arrives last more often than its share and alone causes twice its share of all delay (of two "
         "ranks, three quarters); or some ranks, at most half, arrive after all others in half of the collectives, by "
-        "a quarter of the time between the first and the last arrival; and the waiting of the others costs 2 %"
+        "a quarter of the time between the first and the last arrival; and the waiting of the others takes 2 % and may "
+        "cost as much"
     )
     claimed = "the time for which each other rank waits in collectives for the late ones"
     beside = "the late rank's excess and transfers that queue behind it"
@@ -552,6 +553,8 @@ class Straggler(RanksRule):
             alone = gains_of(run.ranks, held if cause == "unknown" else dict.fromkeys(held, known), stays)
         behind, evident = self._pace(run, late, held), self._chance(run, late_ranks) <= self.most_chance
         gains = tuple(behind * gain for gain in alone)
+        if max(gains) < limits.raise_ceiling:
+            return None
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
 

@@ -549,11 +549,11 @@ def _no_peaks(facts: Facts) -> str:
 
 def _name_gpu(facts: Facts) -> Remedy:
     """Advice for a GPU without peaks: its name, or that of a similar one."""
-    how = f"warplens diagnose PATH --gpu '{'H100 PCIe' if facts.of_nvidia else 'MI300X'}'"
+    how = "warplens diagnose PATH --gpu '<name>'  # such as " + ("H100 PCIe" if facts.of_nvidia else "MI300X")
     if names := _unlisted(facts):
         return Remedy(
             "Name a GPU with about the same peaks",
-            f"{how}  # in place of the {', '.join(names)}",
+            f"{how}, in place of the {', '.join(names)}",
             "gives the roofs of that data sheet, which are as near to yours as the two GPUs are alike",
         )
     return Remedy("Name the GPU that it ran on", how, "gives the roofs of its data sheet, which the profile does not")

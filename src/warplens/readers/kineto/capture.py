@@ -258,7 +258,9 @@ def _devices(findings: Findings) -> list[Note]:
         return []
     gpus = "the GPUs that it used" if len(missing) == len(used) else f"GPU {', '.join(map(str, missing))}"
     text = f"The trace does not describe {gpus}: peaks, occupancy and bandwidth limits are unavailable."
-    return [Note("no-device-info", NoteLevel.WARNING, text, "Name the GPU: --gpu 'H100 PCIe', MI300X, …")]
+    return [
+        Note("no-device-info", NoteLevel.WARNING, text, "Name the GPU: --gpu '<name>', such as H100 PCIe or MI300X")
+    ]
 
 
 def _configuration(findings: Findings) -> list[Note]:

@@ -274,7 +274,7 @@ def _session(findings: Findings) -> list[Note]:
 def _devices(findings: Findings) -> list[Note]:
     if findings.has_work and not findings.has_devices:
         text = "The export does not describe its GPUs: peaks, occupancy and bandwidth limits are unavailable."
-        remedy = "Name the GPU (--gpu 'H100 PCIe'), or give the original report (.nsys-rep)"
+        remedy = "Name the GPU (--gpu '<name>', such as H100 PCIe), or give the original report (.nsys-rep)"
         return [Note("no-device-info", NoteLevel.WARNING, text, remedy)]
     if findings.ambiguous_devices:
         text = "Processes use different GPU models under the same number: the limits shown are those of the first."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
-from warplens.analysis.counters.bounds import FAULTS
+from warplens.analysis.counters.bounds import FAULTS, LOW_OCCUPANCY
 from warplens.analysis.counters.comparison import Comparison
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.nextrun import NextRun
@@ -30,6 +30,7 @@ from warplens.report.counters.numbers import (
     CounterNumbers,
     compared_with_first,
     evidence_text,
+    limiter_title,
     remedy_for,
     shown_columns,
     with_names,
@@ -269,11 +270,36 @@ def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float, str]]:
     timed = numbers.summary.filter(pl.col("total_ns") > 0)
     total = float(timed["total_ns"].sum())
     sums: dict[tuple[str, str], float] = {}
-    for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
-        title, fill = _BOUNDS[row["bound"]]
-        key = (f"{title} and healthy", "attention") if row["healthy"] else (title, fill)
+    for row in timed.select("bound", "healthy", "total_ns").iter_rows(named=True):
+        key = _bound_title(row)
         sums[key] = sums.get(key, 0.0) + row["total_ns"]
     return sorted(((title, part / total, fill) for (title, fill), part in sums.items()), key=lambda item: -item[1])
+
+
+def _bound_title(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The words for a kernel's bound and their colour; those of healthy kernels are separate."""
+    title, fill = _BOUNDS[row["bound"]]
+    return (f"{title} and healthy", "attention") if row["healthy"] else (title, fill)
+
+
+def _how_near(numbers: CounterNumbers, title: str) -> str:
+    """How near the kernels of a bound are to its peak, and what limits their occupancy, as a clause.
+
+    From 60 % of a peak on, it is the bound. That leaves much, which fewer warps than fit may be the reason for.
+    """
+    rows = [row for row in numbers.summary.iter_rows(named=True) if row["total_ns"] and _bound_title(row)[0] == title]
+    shares = [share for row in rows if (share := row.get(f"{row['bound']}_share")) is not None]
+    text = f", at {_span(shares)} of its peak" if shares else ""
+    low = [row for row in rows if row["at_roof"] is False and (row["theoretical_share"] or 1.0) <= LOW_OCCUPANCY]
+    if shares and (limits := [*filter(None, dict.fromkeys(map(limiter_title, low)))]):
+        text += f"; occupancy is {_span([row['theoretical_share'] for row in low])}, limited by {' and '.join(limits)}"
+    return text
+
+
+def _span(parts: Sequence[float]) -> str:
+    """A share, or the least and the largest."""
+    least, most = fmt.share(min(parts)), fmt.share(max(parts))
+    return least if least == most else f"{least} to {most}"
 
 
 #: Bounds named in the answer, so that its sentence stays readable.
@@ -357,7 +383,8 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
     gain, gain_range = "Little", "No fault was found that could cost a tenth of a kernel's time."
     do, brings, code = fmt.sentence(run.reason), "", run.command or ""
     if run.command:  # there are metrics left to collect
-        gain, gain_range = "Not known", "No fault was found in what was collected."
+        without = "" if numbers.stalls.height else ", without the reasons for which warps stall"
+        gain, gain_range = "Not known", f"No fault was found in what was collected{without}."
         do, brings = "Collect what is missing", do
     elif largest == _BOUNDS["unknown"][0]:
         gain, gain_range = "Not known", "The bound of most of it was not measured."
@@ -373,7 +400,8 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
     )
     return Answer(
         id="answer",
-        verdict=f"{'All' if len(shares) == 1 else fmt.share(largest_share)} of the profiled time is {largest}.",
+        verdict=f"{'All' if len(shares) == 1 else fmt.share(largest_share)} of the profiled time is {largest}"
+        f"{_how_near(numbers, largest)}.",
         severity="info",
         gain=gain,
         unit=" of the profiled time" if gain.startswith("≤") else "",
