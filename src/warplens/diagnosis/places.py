@@ -142,6 +142,8 @@ def _around(facts: Facts) -> list[str]:
     """Names of ranges in which the whole window was launched; they tell no place."""
     ranges = facts.timeline.trace.ranges
     begin, end = facts.work["launch_start_ns"].min(), facts.work["launch_end_ns"].max()
+    if begin is None or end is None:
+        return []
     held = ranges.filter((pl.col("start_ns") <= begin) & (pl.col("end_ns") >= end) & ~pl.Series(is_operator(ranges)))
     return list(map(unnumbered_name, held["name"].cast(pl.String).unique()))
 
