@@ -84,13 +84,13 @@ def test_rows_of_one_kernel_are_told_apart_by_their_grids(tmp_path):
         query = "SELECT DISTINCT gridX * gridY * gridZ FROM CUPTI_ACTIVITY_KIND_KERNEL"
         grids = {blocks for (blocks,) in database.execute(query)}
     (room,) = found("fp32_products__baseline.sqlite.xz")
-    blocks = room.groups["blocks"].drop_nulls()
+    blocks = room.groups["launch_blocks"].drop_nulls()
     assert room.groups["input_shapes"].null_count() == room.groups.height
     assert blocks.len()
     assert set(blocks) <= grids
     shown = groups_table(room).rows["input_shapes"].drop_nulls()
     assert [int(text.split()[0].replace(",", "")) for text in shown] == blocks.to_list()
-    assert norms().groups.filter(pl.col("known") == "shapes")["blocks"].drop_nulls().is_empty()
+    assert norms().groups.filter(pl.col("known") == "shapes")["launch_blocks"].drop_nulls().is_empty()
 
 
 def test_without_roofs_no_share_of_known_work_is_claimed():

@@ -198,7 +198,7 @@ def groups_table(headroom: Headroom) -> Table:
 
     def work_of(row: Mapping[str, Any]) -> str | None:
         # Without shapes, groups of one kernel differ in their grids.
-        shapes, blocks = row["input_shapes"], row["blocks"]
+        shapes, blocks = row["input_shapes"], row["launch_blocks"]
         return fmt.plural(blocks, "block") if shapes is None and blocks is not None else shapes
 
     rows = with_texts(rows, name=distinct_name, input_shapes=work_of)

@@ -50,7 +50,7 @@ GROUPS: Final = table(
     "category kernel",
     column("full_name").but(help="of the kernel that owns most of it; null for copies and fills", nullable=True),
     "input_shapes",
-    Column("blocks", pl.Int64, "thread blocks of each launch, where no shapes tell equal work", nullable=True),
+    Column("launch_blocks", pl.Int64, "thread blocks of each launch, where no shapes tell equal work", nullable=True),
     "dtype tensor_cores phase owner",
     column(
         "line", help="Python function and line that most of it comes from; null where none was recorded", kind="text"

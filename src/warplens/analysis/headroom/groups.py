@@ -324,7 +324,7 @@ def _result_columns(groups: pl.DataFrame, full_names: pl.Series) -> pl.DataFrame
     return groups.with_columns(
         full_names.gather(groups["code"]).cast(pl.String).alias("full_name"),
         pl.col("shapes").alias("input_shapes"),
-        pl.col("apart").alias("blocks"),
+        pl.col("apart").alias("launch_blocks"),
         pl.col("owned_ns").alias("measured_ns"),
         *(pl.col(f"{name}_of_all").round().cast(pl.Int64).alias(name) for name in ("flops", "bytes")),
         pl.col("calls").round(),

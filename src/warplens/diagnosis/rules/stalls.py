@@ -549,6 +549,19 @@ class HostStall(Rule):
             kind = "between-steps"
         return _Activity(kind, around, named, in_steps=not outside, waits=waits)
 
+    def _mended(
+        self, facts: Facts, claims: Claims, activity: _Activity, *, on_data: bool
+    ) -> tuple[tuple[Change, ...], _Without, Float64s | None, int]:
+        """What a replay without these pauses changes: schedule, what is gone, shares of work, time of that work."""
+        if activity.around == "round-trip" and not activity.waits:
+            avoidable = self._there_and_back(facts)
+            return ("no-host-stall",), "round-trip", avoidable, int(facts.program.own_ns @ avoidable)
+        copies = claims.busy_ns("blocking-copy") if on_data else 0
+        if 0 < copies <= claims.idle_ns(self.id):
+            return ("no-host-stall", "overlapped-copies"), "pinned", None, copies
+        # Larger copies are the cause, which `blocking-copy` reports, and the pauses only go with them.
+        return ("no-host-stall",), "pauses", None, 0
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
@@ -562,15 +575,7 @@ class HostStall(Rule):
         main = activity.named or self._unnamed(facts, activity.kind, within, stalled_ns, apart)
 
         on_data = activity.in_steps and not activity.waits and self._is_on_data(facts, claims)
-        copies = claims.busy_ns("blocking-copy") if on_data else 0
-        if copies > claimed:
-            copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
-        changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
-        without: _Without = "pinned" if copies else "pauses"
-        avoidable = None
-        if activity.around == "round-trip" and not activity.waits:
-            avoidable, without = self._there_and_back(facts), "round-trip"
-            copies = int(facts.program.own_ns @ avoidable)
+        changes, without, avoidable, copies = self._mended(facts, claims, activity, on_data=on_data)
         staying = self._other_pauses(facts, within, spent) if main is _INPUT else None
         kept = first_of(
             (main is _COMPILING and activity.in_steps, self.kept_share),

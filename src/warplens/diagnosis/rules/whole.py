@@ -553,7 +553,7 @@ def _name_gpu(facts: Facts) -> Remedy:
     if names := _unlisted(facts):
         return Remedy(
             "Name a GPU with about the same peaks",
-            f"{how}, in place of the {', '.join(names)}",
+            f"{how}\n# in place of the {', '.join(names)}",
             "gives the roofs of that data sheet, which are as near to yours as the two GPUs are alike",
         )
     return Remedy("Name the GPU that it ran on", how, "gives the roofs of its data sheet, which the profile does not")
