@@ -206,6 +206,8 @@ def _of_diagnosis(data: Mapping[str, Any]) -> Iterator[str]:
     for phase in data["per_phase"]:
         yield fmt.share(phase["busy_ns"] / phase["wall_ns"] if phase["wall_ns"] else 0.0)
     if data["per_phase"]:
+        of_verdict = [share for phase in data["per_phase"] if (share := phase["of_verdict_share"]) is not None]
+        yield fmt.share(max(1 - sum(of_verdict), 0.0))
         outside, busy = (
             data["coverage"][key] - sum(phase[key] for phase in data["per_phase"]) for key in ("wall_ns", "busy_ns")
         )
