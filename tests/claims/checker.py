@@ -366,7 +366,7 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     # What a loop runs is work, not idle time; pauses between copies of pieces or a set are the host's in the budget.
     looped = first.get("title") in {
         *(variant.title for variant in (HostSync.checked, HostSync.looped, HostSync.issued)),
-        *(BlockingCopy.variants[each].title for each in ("pieces", "fetched-set", "sent-set")),
+        *(BlockingCopy.variants[each].title for each in ("pieces", "fetched-set", "sent-set", "returning")),
     }
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
