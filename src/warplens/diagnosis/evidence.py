@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,19 +66,19 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
     copies = timeline.copies_in(window)
-    waits, bare, sending = waits_of_host(timeline, window)
+    waits = waits_of_host(timeline, window)
     small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
     reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
     waiting = _waiting(timeline, threads, work["device"].unique().sort().to_list())
     clipped = [clip(intervals, window.start_ns, window.end_ns) for intervals in waiting.values()]
     return HostLoad(
         launches=launch_summary(timeline, window),
-        waits=waits.height,
-        bare_waits=bare,
-        sending_waits=sending,
+        waits=waits.calls.height,
+        bare_waits=waits.bare,
+        sending_waits=waits.sending,
         waited_ns=max((total(intervals) for intervals in clipped), default=0),
         waiting=waiting,
-        blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
+        blocked_ns=_blocked_ns(pl.concat([waits.calls, reading]), waiting),
         readbacks=small.height,
         readback_calls=union(Intervals.of(reading)),
         allocations=allocating.height,
@@ -86,19 +86,24 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     )
 
 
-@once
-def waits_of_host(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int, int]:
-    """The `waiting_calls` of the launching threads.
+class HostWaits(NamedTuple):
+    """The `waiting_calls` of the launching threads, and what stands before the synchronizations among them."""
 
-    With them, how many synchronizations follow no copy of their thread, and how many follow a copy to the GPU.
-    """
+    calls: pl.DataFrame
+    bare: int  #: synchronizations that follow no copy of their thread
+    sending: int  #: those that follow a copy to the GPU
+
+
+@once
+def waits_of_host(timeline: Timeline, window: Window) -> HostWaits:
+    """The waits of the launching threads in a window."""
     calls = calls_of_launching_threads(timeline, window)
     kind = api_kinds(calls["name"])
     before = next_of_thread(calls, np.flatnonzero((kind == "sync").to_numpy()), -1)
     after_copy = (before >= 0) & (kind == "copy").to_numpy()[before]
     to_gpu = timeline.trace.copies.filter(pl.col("direction") == "host-to-device")
     sending = calls[before[after_copy]].join(to_gpu, on=["process", "correlation"], how="semi").height
-    return waiting_calls(calls, timeline.trace.copies), int((~after_copy).sum()), sending
+    return HostWaits(waiting_calls(calls, timeline.trace.copies), int((~after_copy).sum()), sending)
 
 
 def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:

@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
-from warplens.analysis.frames import Spent, sum_by
+from warplens.analysis.frames import Spent, once, sum_by
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.launches import launching_threads
 from warplens.analysis.trees import is_operator
@@ -95,7 +95,7 @@ def _calls(facts: Facts, by: Located) -> pl.DataFrame:
     """The calls of this kind on the window's launching threads, by their start."""
     timeline, window = facts.timeline, facts.window
     if by == "waits":
-        return waits_of_host(timeline, window)[0].sort("start_ns")
+        return waits_of_host(timeline, window).calls.sort("start_ns")
     if by == "copies" and window.kind != "all":
         # A step begins on the GPU, so that its first copies were issued before.
         launched = timeline.work_in(window)["launch_start_ns"].drop_nulls().to_numpy()
@@ -138,6 +138,7 @@ def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) ->
     return found["claimed_ns"].fill_null(0).to_numpy().astype(np.int64)
 
 
+@once
 def _around(facts: Facts) -> list[str]:
     """Names of ranges in which the whole window was launched; they tell no place."""
     ranges = facts.timeline.trace.ranges

@@ -584,7 +584,7 @@ class HostStall(Rule):
             default=self.kept_share,
         )
         by_place = _by_place(facts, activity.kind, on_data=on_data)
-        first, *others = self._with_gains(facts, main, without, staying)
+        first, *further = self._with_gains(facts, main, without, staying)
         # Input that is prepared ahead need not be prepared faster.
         ordered = (first, by_place) if main is _INPUT else (by_place, first)
         starting = activity.kind == "start-up"
@@ -602,7 +602,7 @@ class HostStall(Rule):
                 "in_os_calls_share": _in_os_calls(facts, stalls),
             },
             where=range_names(facts, within, stalled_ns),
-            remedies=(STEPS_ONLY if starting else None, *ordered, *others, _SEE),
+            remedies=(STEPS_ONLY if starting else None, *ordered, *further, _SEE),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._is_hidden(facts, claimed),
             residual_share=kept,
